@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class FlowcontrolConfig(AppConfig):
+    name = "apps.flowcontrol"
+    label = "flowcontrol"

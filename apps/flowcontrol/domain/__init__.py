@@ -1,0 +1,1 @@
+"""Pure flow control. Imports only the standard library, numpy and this package; time is an argument."""

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class KvcacheConfig(AppConfig):
+    name = "apps.kvcache"
+    label = "kvcache"

@@ -1,0 +1,1 @@
+"""Pure KV bookkeeping. Imports only the standard library, numpy and this package; time is an argument."""

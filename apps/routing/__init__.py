@@ -1,0 +1,1 @@
+"""`domain/`: predicted TTFT, the choice of prefill and decode node, baseline policies."""

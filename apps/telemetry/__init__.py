@@ -1,0 +1,1 @@
+"""Samples, rollups, request records as ingested from the gateways."""

@@ -1,0 +1,1 @@
+"""Tenants, API keys, roles, sharing domains."""

@@ -1,0 +1,1 @@
+"""Clusters, partitions, nodes, phases, health, and the published configuration document."""

@@ -1,0 +1,1 @@
+"""The Django project: settings, urls, asgi, celery, embedded services, the process supervisor."""

@@ -1,0 +1,1 @@
+"""The node agent: phase, events, KV pool, transfers, HTTP API; engines live in `engines/`."""

@@ -1,0 +1,1 @@
+"""Engines behind one interface: `reference` (numpy Llama) and `simulated` (timing from coefficients)."""

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible front door: drives the yard in real time."""

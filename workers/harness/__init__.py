@@ -1,0 +1,1 @@
+"""What an agent harness imports to send branch signals, and the replay of recorded sessions."""

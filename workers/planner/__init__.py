@@ -1,0 +1,1 @@
+"""Celery tasks, thin: load state, call the domain, save the result and its reasons."""
