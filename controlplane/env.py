@@ -63,3 +63,7 @@ def host() -> str:
 
 def web_port() -> int:
     return int(os.environ.get("SWITCHYARD_WEB_PORT", "8000"))
+
+
+def text(name: str, default: str = "") -> str:
+    return os.environ.get(name, default)

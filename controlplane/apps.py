@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class ControlplaneConfig(AppConfig):
+    name = "controlplane"
+    label = "controlplane"

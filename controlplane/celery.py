@@ -1,0 +1,30 @@
+"""The Celery application. Tasks live in `workers/planner`; a lost worker's task returns within seconds."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+from controlplane import env
+
+app = Celery("switchyard", broker=env.redis_url() or "redis://127.0.0.1:6379/0", include=["workers.planner.tasks"])
+app.conf.update(
+    task_ignore_result=True,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_default_queue="switchyard.planner",
+    worker_prefetch_multiplier=1,
+    worker_hijack_root_logger=False,
+    broker_connection_retry_on_startup=True,
+    timezone="UTC",
+    # kombu sweeps unacknowledged messages only every 100 s unless told otherwise.
+    broker_transport_options={
+        "visibility_timeout": 60,
+        "unacked_restore_interval": 2,
+        "unacked_restore_limit": 100,
+        "socket_timeout": 30,
+    },
+)

@@ -1,0 +1,12 @@
+"""The site's addresses: console at /, REST under /api/v1, Django's admin under /admin."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+from controlplane.api import api
+
+urlpatterns = [
+    path("api/v1/", api.urls),
+    path("admin/", admin.site.urls),
+    path("", include("apps.console.urls")),
+]
