@@ -1,0 +1,96 @@
+"""Tables of flow control: bands, objectives, and a partition's limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+from apps.flowcontrol.choices import Detector, Fairness, LimitMode, Ordering
+from apps.topology.models import Partition
+from controlplane.audit import audited
+
+
+def default_band() -> dict[str, Any]:
+    """The template of a band that a request's unknown priority gets."""
+    return {
+        "fairness": Fairness.ROUND_ROBIN.value,
+        "ordering": Ordering.FCFS.value,
+        "max_requests": 1000,
+        "max_bytes": 1_000_000_000,
+        "ttl_s": 60.0,
+        "ceiling": 1.0,
+        "min_share": 0.0,
+    }
+
+
+@audited()
+class Band(models.Model):
+    """All flows of one priority. Its name stays when an operator edits the priority, and so do its queued requests."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="bands")
+    name = models.SlugField(max_length=63)
+    priority = models.IntegerField()
+    fairness = models.CharField(max_length=32, choices=Fairness.choices, default=Fairness.ROUND_ROBIN)
+    ordering = models.CharField(max_length=32, choices=Ordering.choices, default=Ordering.FCFS)
+    max_requests = models.PositiveIntegerField(default=1000)
+    max_bytes = models.PositiveBigIntegerField(default=1_000_000_000)
+    ttl_s = models.FloatField(default=60.0)
+    ceiling = models.FloatField(default=1.0)
+    min_share = models.FloatField(default=0.0)
+
+    class Meta:
+        ordering = ["partition__name", "-priority"]
+        constraints = [
+            models.UniqueConstraint(fields=["partition", "name"], name="one_band_per_name"),
+            # Deferred, so that two bands can trade priorities within one transaction.
+            models.UniqueConstraint(
+                fields=["partition", "priority"], name="one_band_per_priority", deferrable=models.Deferrable.DEFERRED
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.partition}/{self.name}"
+
+
+@audited()
+class Objective(models.Model):
+    """What a client asks for by name: a band, and how fast."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="objectives")
+    name = models.SlugField(max_length=63)
+    band = models.ForeignKey(Band, on_delete=models.PROTECT, related_name="objectives")
+    slo_ttft_s = models.FloatField(null=True, blank=True)
+    ttl_s = models.FloatField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["partition__name", "name"]
+        constraints = [models.UniqueConstraint(fields=["partition", "name"], name="one_objective_per_name")]
+
+    def __str__(self) -> str:
+        return f"{self.partition}/{self.name}"
+
+
+@audited()
+class FlowSettings(models.Model):
+    """A partition's limits, the gate of each stage, and the template for bands nobody has described."""
+
+    partition = models.OneToOneField(Partition, on_delete=models.CASCADE, related_name="flow_settings")
+    max_requests = models.PositiveIntegerField(default=5000)
+    max_bytes = models.PositiveBigIntegerField(default=4_000_000_000)
+    default_ttl_s = models.FloatField(default=60.0)
+    empty_pool_ttl_s = models.FloatField(default=30.0)
+    displacement = models.BooleanField(default=True)
+    prefill_detector = models.CharField(max_length=32, choices=Detector.choices, default=Detector.CONCURRENCY)
+    prefill_mode = models.CharField(max_length=16, choices=LimitMode.choices, default=LimitMode.REQUESTS)
+    prefill_limit_per_node = models.PositiveIntegerField(default=4)
+    decode_detector = models.CharField(max_length=32, choices=Detector.choices, default=Detector.CONCURRENCY)
+    decode_mode = models.CharField(max_length=16, choices=LimitMode.choices, default=LimitMode.REQUESTS)
+    decode_limit_per_node = models.PositiveIntegerField(default=64)
+    default_band = models.JSONField(default=default_band)
+
+    class Meta:
+        verbose_name_plural = "flow settings"
+
+    def __str__(self) -> str:
+        return f"flow settings of {self.partition}"

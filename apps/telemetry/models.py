@@ -1,0 +1,119 @@
+"""Tables of telemetry, as ingested from the gateways' streams. Not edited by people, so not audited; pruned by age.
+
+Window borders `t0`, `t1` are unix seconds, as in the stream (docs/interfaces.md, section 10).
+"""
+
+from __future__ import annotations
+
+from django.db import models
+
+from apps.topology.models import Partition
+
+
+class RequestRecord(models.Model):
+    """One finished (or refused) request. `detail` holds the whole entry: every candidate's terms and what was lost."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="requests")
+    request_id = models.CharField(max_length=80)
+    at = models.DateTimeField()
+    tenant = models.CharField(max_length=63, blank=True)
+    band = models.CharField(max_length=63, blank=True)
+    branch = models.CharField(max_length=200, blank=True)
+    branch_kind = models.CharField(max_length=16, blank=True)
+    prefill_node = models.CharField(max_length=63, blank=True)
+    decode_node = models.CharField(max_length=63, blank=True)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    cached_tokens = models.PositiveBigIntegerField(default=0)
+    computed_tokens = models.PositiveBigIntegerField(default=0)
+    fetched_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    queue_s = models.FloatField(null=True)
+    ttft_s = models.FloatField(null=True)
+    predicted_ttft_s = models.FloatField(null=True)
+    e2e_s = models.FloatField(null=True)
+    outcome = models.CharField(max_length=40, blank=True)
+    drop_code = models.CharField(max_length=40, blank=True)
+    reason = models.CharField(max_length=300, blank=True)
+    detail = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        constraints = [models.UniqueConstraint(fields=["partition", "request_id"], name="one_record_per_request")]
+        indexes = [models.Index(fields=["partition", "-at", "-id"], name="request_by_time")]
+
+    def __str__(self) -> str:
+        return self.request_id
+
+
+class CostWindow(models.Model):
+    """Five seconds of one node: the row the cost model is fitted on."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="cost_windows")
+    node = models.CharField(max_length=63)
+    t0 = models.FloatField()
+    t1 = models.FloatField()
+    boot_id = models.CharField(max_length=80, blank=True)
+    prefill_iterations = models.PositiveBigIntegerField(default=0)
+    t_uc = models.PositiveBigIntegerField(default=0)
+    pairs = models.PositiveBigIntegerField(default=0)
+    t_rst = models.PositiveBigIntegerField(default=0)
+    requests_prefilled = models.PositiveBigIntegerField(default=0)
+    decode_iterations = models.PositiveBigIntegerField(default=0)
+    batch_sum = models.PositiveBigIntegerField(default=0)
+    batch_min = models.PositiveIntegerField(default=0)
+    batch_max = models.PositiveIntegerField(default=0)
+    batch_counts = models.JSONField(default=dict, help_text="{batch size: decode iterations}")
+    busy_prefill_s = models.FloatField(default=0.0)
+    busy_decode_s = models.FloatField(default=0.0)
+    switching = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ["t0", "node"]
+        constraints = [models.UniqueConstraint(fields=["partition", "node", "t0"], name="one_cost_window_per_node")]
+        indexes = [models.Index(fields=["partition", "t1"], name="cost_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.t0:.0f}-{self.t1:.0f}"
+
+
+class LoadWindow(models.Model):
+    """Two seconds of a partition's load: what slices are summed from."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="load_windows")
+    t0 = models.FloatField()
+    t1 = models.FloatField()
+    arrived = models.PositiveBigIntegerField(default=0)
+    prefilled = models.PositiveBigIntegerField(default=0)
+    t_uc = models.PositiveBigIntegerField(default=0)
+    t_c = models.PositiveBigIntegerField(default=0)
+    pairs = models.PositiveBigIntegerField(default=0)
+    t_rst = models.PositiveBigIntegerField(default=0)
+    prefill_iterations = models.PositiveBigIntegerField(default=0)
+    finished = models.PositiveBigIntegerField(default=0)
+    t_out = models.PositiveBigIntegerField(default=0)
+    decode_iterations_of_finished = models.FloatField(default=0.0)
+    in_flight_s = models.FloatField(default=0.0, help_text="integral of requests in queue, prefill and decode")
+    prefill_utilisation = models.FloatField(default=0.0)
+    decode_utilisation = models.FloatField(default=0.0)
+    prefill_waits_s = models.JSONField(default=list)
+    stale_reports_ratio = models.FloatField(default=0.0)
+    split = models.JSONField(default=dict, help_text="{prefill: nodes, decode: nodes}")
+
+    class Meta:
+        ordering = ["t0"]
+        constraints = [models.UniqueConstraint(fields=["partition", "t0"], name="one_load_window_per_start")]
+        indexes = [models.Index(fields=["partition", "t1"], name="load_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.partition} {self.t0:.0f}-{self.t1:.0f}"
+
+
+class StreamCursor(models.Model):
+    """The last stream id whose entries are stored; written in the same transaction as they are."""
+
+    partition = models.OneToOneField(Partition, on_delete=models.CASCADE, related_name="stream_cursor")
+    last_id = models.CharField(max_length=40, default="0-0")
+    updated_at = models.DateTimeField(auto_now=True)
+
+    def __str__(self) -> str:
+        return f"{self.partition} at {self.last_id}"
