@@ -10,7 +10,17 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from controlplane import env
 
-app = Celery("switchyard", broker=env.redis_url() or "redis://127.0.0.1:6379/0", include=["workers.planner.tasks"])
+
+
+def broker_url(redis_url: str) -> str:
+    """kombu's name for a Redis URL: it calls a unix socket `redis+socket://` and its database `virtual_host`."""
+    if redis_url.startswith("unix://"):
+        path, _, query = redis_url.removeprefix("unix://").partition("?db=")
+        return f"redis+socket://{path}?virtual_host={query or '0'}"
+    return redis_url
+
+
+app = Celery("switchyard", broker=broker_url(env.redis_url() or "redis://127.0.0.1:6379/0"), include=["workers.planner.tasks"])
 app.conf.update(
     task_ignore_result=True,
     task_acks_late=True,
