@@ -116,6 +116,11 @@ USE_TZ = True
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / "staticfiles"
 STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "apps.console.finders.WheelFinder",  # plotly.min.js, out of the plotly wheel
+]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_MAX_AGE = 3600
 

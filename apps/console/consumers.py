@@ -1,0 +1,98 @@
+"""Live state over websockets.
+
+A browser that reads slowly never builds up a queue: a newer snapshot replaces the one that was not sent yet, and events
+(few and small) are kept in order up to a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+from urllib.parse import parse_qs
+
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncJsonWebsocketConsumer
+
+from apps.console import live
+from apps.console.access import watchable_partition
+from controlplane import redis_client
+
+NOT_SIGNED_IN = 4401
+NOT_ALLOWED = 4403
+UNKNOWN_PARTITION = 4404
+MAX_EVENTS_KEPT = 100
+
+
+class LiveConsumer(AsyncJsonWebsocketConsumer):
+    """`/ws/live/<partition>/`: the last snapshot at once, then every newer one, and events as they happen.
+
+    Frames: `{"type": "snapshot", "data": ...}` and `{"type": "event", "data": ...}` (docs/interfaces.md, section 9).
+    With `?form=view` snapshots come as `{"type": "snapshot", "view": ...}`, ready to show, after one
+    `{"type": "history", "points": [...]}`. Closes with 4401 (not signed in), 4403 (may not watch), 4404 (no such partition).
+    """
+
+    async def connect(self) -> None:
+        self._sender: asyncio.Task[None] | None = None
+        self._group: str | None = None
+        # Accepted first: a browser sees the code of a close only on an open socket.
+        await self.accept()
+        user = self.scope.get("user")
+        if user is None or not user.is_authenticated:
+            await self.close(code=NOT_SIGNED_IN)
+            return
+        name = self.scope["url_route"]["kwargs"]["partition"]
+        access = await database_sync_to_async(watchable_partition)(user, name)
+        if access.refused:
+            await self.close(code=UNKNOWN_PARTITION if access.refused == "unknown" else NOT_ALLOWED)
+            return
+        self._form = (
+            "view" if parse_qs(self.scope.get("query_string", b"").decode()).get("form") == ["view"] else "data"
+        )
+        self._feed = live.feed(name)
+        self._feed.slo_ttft_s = access.slo_ttft_s
+        self._latest: dict[str, Any] | None = None
+        self._events: deque[Any] = deque(maxlen=MAX_EVENTS_KEPT)
+        self._wake = asyncio.Event()
+        self._group = redis_client.live_group(name)
+        await self.channel_layer.group_add(self._group, self.channel_name)
+        if self._form == "view":
+            await self.send(text_data=self._feed.history_text())
+        snapshot = await live.last_snapshot_async(name)
+        if snapshot is not None and self._latest is None:
+            self._offer(snapshot)
+        self._sender = asyncio.create_task(self._send_newest())
+
+    async def disconnect(self, code: int) -> None:
+        if self._group is not None:
+            await self.channel_layer.group_discard(self._group, self.channel_name)
+        if self._sender is not None:
+            self._sender.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sender
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any) -> None:
+        """Nothing is expected from a browser on this socket; what comes is ignored."""
+
+    async def live_snapshot(self, message: dict[str, Any]) -> None:
+        self._offer(message["data"])
+
+    async def live_event(self, message: dict[str, Any]) -> None:
+        self._events.append(message["data"])
+        self._wake.set()
+
+    def _offer(self, snapshot: dict[str, Any]) -> None:
+        self._latest = snapshot
+        self._wake.set()
+
+    async def _send_newest(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._events:
+                await self.send_json({"type": "event", "data": self._events.popleft()})
+            snapshot, self._latest = self._latest, None
+            if snapshot is not None:
+                await self.send(text_data=self._feed.text(snapshot, time.time(), self._form))

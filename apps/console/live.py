@@ -1,0 +1,102 @@
+"""The newest snapshot of each partition, as this web process has seen it.
+
+Many browsers watch one partition. `feed(partition)` presents and encodes each snapshot once for all of them, and keeps
+the last five minutes of chart points so that a freshly opened page starts with its lines drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+import redis.asyncio
+from django.conf import settings
+
+from apps.console.present import present
+from controlplane import redis_client
+
+HISTORY_S = 300.0
+POINT_EVERY_S = 1.0
+STALE_AFTER_S = 3.0
+
+
+def last_snapshot(partition: str) -> dict[str, Any] | None:
+    """The last published snapshot, or None when the gateway has been silent for ten seconds or Redis is away."""
+    try:
+        raw = redis_client.client().get(redis_client.live_key(partition))
+    except (redis.RedisError, OSError):
+        return None
+    return _decoded(raw)
+
+
+async def last_snapshot_async(partition: str) -> dict[str, Any] | None:
+    """`last_snapshot` for a websocket consumer; opens and closes its own connection, once a connected browser."""
+    try:
+        async with redis.asyncio.Redis.from_url(
+            settings.REDIS_URL, socket_connect_timeout=2, socket_timeout=2
+        ) as client:
+            raw = await client.get(redis_client.live_key(partition))
+    except (redis.RedisError, OSError):
+        return None
+    return _decoded(raw)
+
+
+def _decoded(raw: Any) -> dict[str, Any] | None:
+    if raw is None:
+        return None
+    try:
+        snapshot = json.loads(raw)
+    except ValueError:
+        return None
+    return snapshot if isinstance(snapshot, dict) else None
+
+
+@dataclass
+class Feed:
+    """What one web process knows of one partition's live state."""
+
+    partition: str
+    slo_ttft_s: float | None = None
+    history: deque[dict[str, Any]] = field(default_factory=deque)
+    _encoded_for: tuple[Any, Any] | None = None
+    _texts: dict[str, str] = field(default_factory=dict)
+
+    def text(self, snapshot: dict[str, Any], now: float, form: str) -> str:
+        """The frame to send for a snapshot, encoded once per snapshot and form.
+
+        `form` is "view" (texts and tones ready to show, what the pages ask for) or "data" (the snapshot as published).
+        """
+        identity = (snapshot.get("t"), snapshot.get("seq"))
+        if identity != self._encoded_for:
+            self._encoded_for, self._texts = identity, {}
+        if form not in self._texts:
+            if form == "view":
+                view = present(snapshot, now, self.slo_ttft_s)
+                self.remember(view["point"])
+                frame = {"type": "snapshot", "view": view}
+            else:
+                frame = {"type": "snapshot", "data": snapshot}
+            self._texts[form] = json.dumps(frame, separators=(",", ":"))
+        return self._texts[form]
+
+    def remember(self, point: dict[str, Any]) -> None:
+        """Keeps a chart point, at most one a second and five minutes of them; older than the last one is ignored."""
+        if self.history and point["t"] < self.history[-1]["t"] + POINT_EVERY_S:
+            return
+        self.history.append(point)
+        while self.history and self.history[0]["t"] < point["t"] - HISTORY_S:
+            self.history.popleft()
+
+    def history_text(self) -> str:
+        return json.dumps({"type": "history", "points": list(self.history)}, separators=(",", ":"))
+
+
+_feeds: dict[str, Feed] = {}
+
+
+def feed(partition: str) -> Feed:
+    """This process' feed of a partition that is known to exist."""
+    return _feeds.setdefault(partition, Feed(partition))

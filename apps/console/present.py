@@ -1,0 +1,359 @@
+"""From a live snapshot (docs/interfaces.md, section 9) to what a page shows: texts, tones and shares.
+
+Pure: the server-rendered page and the websocket frame both come from `present`, so the two can never disagree, and the
+browser only puts texts where they belong. A part that is missing from the snapshot shows as unknown, not as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from apps.console import formats
+
+# Fixed order and names of what a node can be doing; the console's colours and patterns follow these keys.
+KINDS = ("prefill", "decode", "mixed", "draining", "switching", "down")
+VERDICTS = {"fine": "Fine", "degraded": "Degraded", "down": "Down"}
+LOST_CAUSES = {
+    "evicted": "evicted from the pool",
+    "routed": "sent to another node",
+    "switched": "node changed its phase",
+    "fetch-failed": "fetch failed",
+    "never-stored": "never stored",
+}
+DROP_REASONS = {
+    "rejected-saturated": "saturated",
+    "rejected-capacity": "queue full",
+    "evicted-priority": "displaced",
+    "rejected-ttl-expired": "expired",
+    "rejected-no-endpoints": "no node",
+    "rejected-context-cancelled": "cancelled",
+    "rejected-shutting-down": "shutting down",
+}
+NEAR_FULL_RATIO = 0.8
+RECENT_SHOWN = 20
+
+Json = Mapping[str, Any]
+
+
+def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict[str, Any]:
+    """Everything the console's pages show of one snapshot. `now` is unix seconds; `slo_ttft_s` the policy's target or None."""
+    nodes = [_node(node) for node in snapshot.get("nodes") or []]
+    bands = _bands(snapshot.get("bands") or [])
+    return {
+        "partition": snapshot.get("partition"),
+        "t": snapshot.get("t"),
+        "seq": snapshot.get("seq"),
+        "age_s": max(0.0, now - (snapshot.get("t") or now)),
+        "config_version": snapshot.get("config_version"),
+        "config_error": snapshot.get("config_error") or "",
+        "verdict": _verdict(snapshot.get("verdict") or {}),
+        "notices": _notices(snapshot),
+        "throughput": _throughput(snapshot.get("throughput") or {}),
+        "latency": _latency(snapshot.get("latency") or {}, slo_ttft_s),
+        "split": _split(nodes),
+        "nodes": nodes,
+        "bands": bands,
+        "queue": _queue(snapshot.get("bands") or []),
+        "stages": [_stage(name, (snapshot.get("stages") or {}).get(name) or {}) for name in ("prefill", "decode")],
+        "reuse": _reuse(snapshot.get("reuse") or {}),
+        "requests": {name: formats.count(n) for name, n in (snapshot.get("requests") or {}).items()},
+        "recent": [_recent(entry) for entry in (snapshot.get("recent") or [])[:RECENT_SHOWN]],
+        "point": _point(snapshot, nodes),
+    }
+
+
+def node_kind(node: Json) -> str:
+    """Which of `KINDS` a node counts as: what it is doing now, not what it is meant to do."""
+    if node.get("health") == "down" or node.get("state") == "down":
+        return "down"
+    state = node.get("state")
+    if state in ("draining", "switching"):
+        return str(state)
+    phase = node.get("phase")
+    return str(phase) if phase in KINDS else "down"
+
+
+def _verdict(verdict: Json) -> dict[str, str]:
+    level = verdict.get("level") or "down"
+    stage = verdict.get("stage")
+    label = VERDICTS.get(level, level)
+    return {"level": level, "label": f"{label} at {stage}" if stage else label, "reason": verdict.get("reason") or ""}
+
+
+def _notices(snapshot: Json) -> list[dict[str, str]]:
+    notices = []
+    if snapshot.get("config_error"):
+        text = f"The gateway refused the newest configuration and runs version {snapshot.get('config_version')}: "
+        notices.append({"id": "config", "tone": "bad", "text": text + str(snapshot["config_error"])})
+    for reason in (snapshot.get("gateway") or {}).get("degraded") or []:
+        notices.append({"id": f"gateway-{reason}", "tone": "warn", "text": f"Gateway: {reason}"})
+    return notices
+
+
+def _throughput(throughput: Json) -> dict[str, str]:
+    return {name.removesuffix("_per_s"): formats.rate(value) for name, value in throughput.items()}
+
+
+def _latency(latency: Json, slo_ttft_s: float | None) -> dict[str, Any]:
+    rows = []
+    for name, label in (("ttft", "TTFT"), ("e2e", "E2E"), ("tpot", "TPOT"), ("queue", "Queue wait")):
+        measured = latency.get(f"{name}_s") or {}
+        row: dict[str, Any] = {"id": name, "label": label, "n": formats.exact(measured.get("n"))}
+        for quantile in ("p50", "p95", "p99"):
+            value = measured.get(quantile)
+            row[quantile] = formats.duration(value)
+            over = name == "ttft" and slo_ttft_s is not None and value is not None and value > slo_ttft_s
+            row[f"{quantile}_tone"] = "bad" if over else ""
+        rows.append(row)
+    error = latency.get("ttft_error_ratio") or {}
+    ttft = latency.get("ttft_s") or {}
+    return {
+        "rows": rows,
+        "window": formats.duration(latency.get("window_s")),
+        "ttft_p95": rows[0]["p95"],
+        "ttft_p50": rows[0]["p50"],
+        "e2e_p50": rows[1]["p50"],
+        "e2e_p95": rows[1]["p95"],
+        "ttft_tone": rows[0]["p95_tone"],
+        "slo": formats.duration(slo_ttft_s),
+        "slo_text": _slo_text(ttft.get("p95"), slo_ttft_s),
+        "ttft_error": formats.percent(error.get("p50")),
+        "ttft_error_n": formats.exact(error.get("n")),
+    }
+
+
+def _slo_text(p95_s: float | None, slo_ttft_s: float | None) -> str:
+    if slo_ttft_s is None:
+        return "no target set"
+    if p95_s is None:
+        return f"target {formats.duration(slo_ttft_s)}, nothing served yet"
+    relation = "over" if p95_s > slo_ttft_s else "within"
+    return f"p95 {relation} the {formats.duration(slo_ttft_s)} target"
+
+
+def _node(node: Json) -> dict[str, Any]:
+    kind = node_kind(node)
+    phase, target = node.get("phase") or "", node.get("target_phase") or ""
+    label = f"{kind} → {target}" if kind in ("draining", "switching") and target and target != phase else kind
+    used, capacity = node.get("pool_used_blocks"), node.get("pool_capacity_blocks")
+    referenced = node.get("pool_referenced_blocks")
+    decode_running, announced = node.get("running_decode") or 0, node.get("announced_decode") or 0
+    prefill_running, prefill_queued = node.get("running_prefill") or 0, node.get("queued_prefill") or 0
+    limit = node.get("decode_limit")
+    health = node.get("health") or "down"
+    last_switch = node.get("last_switch") or {}
+    return {
+        "id": node.get("name"),
+        "name": node.get("name"),
+        "kind": kind,
+        "label": label,
+        "phase": phase,
+        "target": target,
+        "state": node.get("state") or "",
+        "generation": node.get("generation"),
+        "health": {"ok": "healthy", "stale": "no recent report", "down": "down"}.get(health, health),
+        "health_tone": {"ok": "fine", "stale": "warn"}.get(health, "bad"),
+        "age": formats.age(node.get("age_s")),
+        "prefill_text": f"{formats.exact(prefill_running)} running · {formats.exact(prefill_queued)} queued",
+        "queued_tokens": formats.count(node.get("queued_tokens")),
+        "wait": formats.duration(node.get("predicted_wait_s")),
+        "decode_text": f"{formats.exact(decode_running)} of {formats.exact(limit)}"
+        + (f" · {formats.exact(announced)} announced" if announced else ""),
+        "decode_share": _share(decode_running, limit),
+        "announced_share": _share(min(announced, max(0, (limit or 0) - decode_running)), limit),
+        "pool_text": f"{formats.count(used)} of {formats.count(capacity)} blocks",
+        "pool_percent": formats.percent(used / capacity if capacity and used is not None else None),
+        "pool_share": _share(referenced, capacity),
+        "pool_rest_share": _share((used or 0) - (referenced or 0), capacity),
+        "referenced_text": f"{formats.count(referenced)} still referenced",
+        "load_share": _share(decode_running, limit)
+        if phase == "decode"
+        else _share(prefill_running + prefill_queued, 4),
+        "load_text": _load_text(kind, prefill_running, prefill_queued, decode_running, limit),
+        "last_switch": _last_switch(last_switch),
+    }
+
+
+def _load_text(kind: str, running: int, queued: int, decoding: int, limit: int | None) -> str:
+    if kind == "down":
+        return "no report"
+    parts = []
+    if kind != "decode":
+        parts.append(f"{formats.exact(running + queued)} prefilling")
+    if kind != "prefill":
+        parts.append(f"{formats.exact(decoding)} decoding")
+    return " · ".join(parts)
+
+
+def _last_switch(last_switch: Any) -> str:
+    if not isinstance(last_switch, Mapping) or not last_switch:
+        return "none since start"
+    took = last_switch.get("duration_s")
+    text = f"to {last_switch.get('phase')}"
+    return f"{text} in {formats.duration(took)}" if took is not None else text
+
+
+def _split(nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    counts = {kind: sum(node["kind"] == kind for node in nodes) for kind in KINDS}
+    text = " · ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind in ("prefill", "decode"))
+    order = sorted(nodes, key=lambda node: (_track(node), KINDS.index(node["kind"])))
+    cars = [
+        {"id": node["id"], "kind": node["kind"], "title": f"{node['name']}: {node['label']}, {node['load_text']}"}
+        for node in order
+    ]
+    return {
+        "text": text if nodes else "no nodes",
+        "cars": cars,
+        "prefill": counts["prefill"],
+        "decode": counts["decode"],
+    }
+
+
+def _track(node: Json) -> int:
+    """Where a node stands in the split bar: by its phase, so that a draining node stays among its old peers."""
+    order = {"prefill": 0, "mixed": 1, "decode": 2}
+    return 3 if node["kind"] == "down" else order.get(node["phase"], 3)
+
+
+def _bands(bands: Iterable[Json]) -> list[dict[str, Any]]:
+    ordered = sorted(bands, key=lambda band: -(band.get("priority") or 0))
+    most = max((band.get("waiting") or 0 for band in ordered), default=0)
+    return [_band(band, most) for band in ordered]
+
+
+def _band(band: Json, most_waiting: int) -> dict[str, Any]:
+    waiting = band.get("waiting") or 0
+    dropped = {reason: n for reason, n in (band.get("dropped") or {}).items() if n}
+    drops = [f"{formats.count(n)} {DROP_REASONS.get(reason, reason)}" for reason, n in dropped.items()]
+    return {
+        "id": band.get("name"),
+        "name": band.get("name"),
+        "priority": str(band.get("priority", formats.UNKNOWN)),
+        "waiting": formats.exact(waiting),
+        "waiting_share": _share(waiting, most_waiting),
+        "waiting_bytes": formats.size(band.get("waiting_bytes")),
+        "oldest": formats.duration(band.get("oldest_s")) if waiting else "–",
+        "expected_wait": formats.duration(band.get("expected_wait_s")),
+        "dispatched_per_s": formats.rate(band.get("dispatched_per_s")),
+        "dispatched": formats.count(band.get("dispatched_total")),
+        "dropped": formats.count(sum(dropped.values())),
+        "dropped_text": " · ".join(drops) or "none",
+        "dropped_tone": "warn" if dropped else "",
+        "flows": [_flow(flow) for flow in band.get("flows") or []],
+    }
+
+
+def _flow(flow: Json) -> dict[str, str]:
+    waiting = flow.get("waiting") or 0
+    return {
+        "id": str(flow.get("id")),
+        "waiting": formats.exact(waiting),
+        "oldest": formats.duration(flow.get("oldest_s")) if waiting else "–",
+        "dispatched": formats.count(flow.get("dispatched_total")),
+    }
+
+
+def _queue(bands: list[Json]) -> dict[str, str]:
+    waiting = sum(band.get("waiting") or 0 for band in bands)
+    oldest = max((band.get("oldest_s") or 0 for band in bands if band.get("waiting")), default=None)
+    return {"waiting": formats.exact(waiting), "oldest": formats.duration(oldest) if waiting else "nobody waits"}
+
+
+def _stage(name: str, stage: Json) -> dict[str, Any]:
+    saturation = stage.get("saturation")
+    parts = [f"{formats.exact(stage.get('in_flight'))} in flight"]
+    if stage.get("announced") is not None:
+        parts.append(f"{formats.exact(stage['announced'])} announced")
+    parts.append(f"limit {formats.exact(stage.get('limit'))}")
+    tone, word = _fullness(saturation)
+    return {
+        "id": name,
+        "name": name,
+        "saturation": formats.percent(saturation),
+        "share": _share(saturation, 1.0),
+        "over": bool(saturation is not None and saturation > 1),
+        "tone": tone,
+        "word": word,
+        "text": " · ".join(parts),
+    }
+
+
+def _fullness(saturation: float | None) -> tuple[str, str]:
+    if saturation is None:
+        return "unknown", "unknown"
+    if saturation >= 1:
+        return "bad", "full: requests wait"
+    if saturation >= NEAR_FULL_RATIO:
+        return "warn", "nearly full"
+    return "fine", "has room"
+
+
+def _reuse(reuse: Json) -> dict[str, Any]:
+    prompt, ideal, actual = (reuse.get(f"{name}_tokens") for name in ("prompt", "ideal", "actual"))
+    lost = reuse.get("lost") or {}
+    causes = [
+        {
+            "id": cause,
+            "label": LOST_CAUSES.get(cause, cause),
+            "tokens": formats.count(tokens),
+            "share": _share(tokens, prompt),
+            "percent": formats.percent(tokens / prompt if prompt else None, 1),
+        }
+        for cause, tokens in lost.items()
+    ]
+    gap = ideal - actual if ideal is not None and actual is not None else None
+    return {
+        "prompt": formats.count(prompt),
+        "ideal": formats.percent(ideal / prompt if prompt and ideal is not None else None, 1),
+        "actual": formats.percent(actual / prompt if prompt and actual is not None else None, 1),
+        "ideal_share": _share(ideal, prompt),
+        "actual_share": _share(actual, prompt),
+        "gap_share": _share(max(0, gap or 0), prompt),
+        "gap": formats.count(gap),
+        "branches": formats.exact(reuse.get("branches_live")),
+        "causes": causes,
+    }
+
+
+def _recent(entry: Json) -> dict[str, Any]:
+    outcome = str(entry.get("outcome") or "running")
+    good = outcome in ("completed", "ok", "stop", "length", "finished", "dispatched")
+    prompt, cached = entry.get("prompt_tokens"), entry.get("cached_tokens")
+    return {
+        "id": str(entry.get("id")),
+        "short": str(entry.get("id"))[-8:],
+        "time": entry.get("t"),
+        "tenant": entry.get("tenant") or "–",
+        "band": entry.get("band") or "–",
+        "route": f"{entry.get('prefill_node') or '–'} → {entry.get('decode_node') or '–'}",
+        "prompt": formats.count(prompt),
+        "cached": formats.percent(cached / prompt if prompt and cached is not None else None),
+        "output": formats.count(entry.get("output_tokens")),
+        "queue": formats.duration(entry.get("queue_s")),
+        "ttft": formats.duration(entry.get("ttft_s")),
+        "predicted": formats.duration(entry.get("predicted_ttft_s")),
+        "e2e": formats.duration(entry.get("e2e_s")),
+        "outcome": outcome,
+        "tone": "" if good else "muted" if outcome in ("running", "cancelled") else "bad",
+        "reason": entry.get("reason") or "",
+    }
+
+
+def _point(snapshot: Json, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the charts keep of one moment."""
+    ttft = (snapshot.get("latency") or {}).get("ttft_s") or {}
+    return {
+        "t": snapshot.get("t") or 0.0,
+        "p50": ttft.get("p50"),
+        "p95": ttft.get("p95"),
+        "waiting": {band.get("name"): band.get("waiting") for band in snapshot.get("bands") or []},
+        "split": {kind: sum(node["kind"] == kind for node in nodes) for kind in KINDS},
+    }
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    """A CSS percentage between 0 % and 100 %; the text next to a bar is what is never clamped."""
+    if not whole or part is None:
+        return "0%"
+    return f"{max(0.0, min(1.0, part / whole)) * 100:.1f}%"

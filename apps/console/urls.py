@@ -1,0 +1,15 @@
+"""Addresses of the console's pages."""
+
+from __future__ import annotations
+
+from django.contrib.auth.views import LogoutView
+from django.urls import path
+
+from apps.console.views import auth, overview, shell
+
+urlpatterns = [
+    path("", shell.home, name="home"),
+    path("login/", auth.SignIn.as_view(), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+    path("p/<str:partition>/", overview.overview, name="overview"),
+]
