@@ -11,7 +11,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 from controlplane import env
 
 
-
 def broker_url(redis_url: str) -> str:
     """kombu's name for a Redis URL: it calls a unix socket `redis+socket://` and its database `virtual_host`."""
     if redis_url.startswith("unix://"):
@@ -20,7 +19,9 @@ def broker_url(redis_url: str) -> str:
     return redis_url
 
 
-app = Celery("switchyard", broker=broker_url(env.redis_url() or "redis://127.0.0.1:6379/0"), include=["workers.planner.tasks"])
+app = Celery(
+    "switchyard", broker=broker_url(env.redis_url() or "redis://127.0.0.1:6379/0"), include=["workers.planner.tasks"]
+)
 app.conf.update(
     task_ignore_result=True,
     task_acks_late=True,
@@ -38,3 +39,15 @@ app.conf.update(
         "socket_timeout": 30,
     },
 )
+
+# One definition for the supervisor, the images and the tests.
+WORKER_ARGUMENTS = [
+    "--loglevel",
+    "WARNING",
+    "--concurrency",
+    "3",
+    "--without-gossip",
+    "--without-mingle",
+    "--queues",
+    "switchyard.planner",
+]

