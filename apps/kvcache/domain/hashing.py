@@ -1,0 +1,166 @@
+"""Block hashes. A block's hash stands for its tokens and everything before them, in one model and sharing domain.
+
+    hash(block) = sha256(parent hash + token ids as little-endian uint32)[:16]
+    root        = sha256 of model, dtype and sharing domain, each length-prefixed, [:16]
+
+So equal hashes mean equal prefixes, and a tenant of another domain can neither find nor time the block.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+HASH_BYTES = 16
+ID_BYTES = 4
+
+Ids: TypeAlias = "array[int] | memoryview"
+
+
+@dataclass(frozen=True, slots=True)
+class HashedPrompt:
+    """A prompt as the cache sees it: `chain` has the hashes of its full blocks, the tail of `tokens` beyond them has none."""
+
+    tokens: int
+    block_tokens: int
+    root: bytes
+    chain: bytes
+
+    @property
+    def blocks(self) -> int:
+        return len(self.chain) // HASH_BYTES
+
+
+def root_hash(model: str, dtype: str, sharing_domain: str) -> bytes:
+    """The 16-byte parent of every first block of `model` at `dtype` in `sharing_domain`."""
+    digest = sha256(b"switchyard kv root")
+    for part in (model, dtype, sharing_domain):
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    return digest.digest()[:HASH_BYTES]
+
+
+def extend_chain(parent: bytes, ids: Ids, ids_per_block: int) -> bytes:
+    """Hashes of the full blocks of `ids` that follow `parent`; ids beyond the last full block are left out.
+
+    Raises ValueError when `ids` are not 32-bit or `ids_per_block` is not positive.
+    """
+    if ids_per_block < 1:
+        raise ValueError(f"ids_per_block: expected a positive number, got {ids_per_block}")
+    raw = _little_endian(ids)
+    step = ids_per_block * ID_BYTES
+    hashes = []
+    for start in range(0, len(raw) - step + 1, step):
+        parent = sha256(parent + raw[start : start + step]).digest()[:HASH_BYTES]
+        hashes.append(parent)
+    return b"".join(hashes)
+
+
+def tail_hash(parent: bytes, ids: Ids) -> bytes:
+    """The id of a partly filled block of `ids` after `parent`."""
+    return sha256(parent + _little_endian(ids)).digest()[:HASH_BYTES]
+
+
+def _little_endian(ids: Ids) -> bytes:
+    view = memoryview(ids)
+    if view.itemsize != ID_BYTES:
+        raise ValueError(f"ids: expected 32-bit token ids (array('I')), got {view.itemsize * 8}-bit")
+    if sys.byteorder == "little":
+        return view.tobytes()
+    return np.asarray(view).astype("<u4").tobytes()
+
+
+@dataclass(slots=True)
+class _Remembered:
+    root: bytes
+    ids: NDArray[np.uint32]
+    chain: bytes
+
+
+class PromptHasher:
+    """Hashes prompts; remembers each branch's last one and hashes only what differs from it.
+
+    Remembers at most `max_branches` branches and `max_ids` ids in all (4 bytes each), the longest unused go first. For a
+    branch it has forgotten the answer is the same, only slower.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        block_tokens: int,
+        ids_per_block: int,
+        max_branches: int = 20_000,
+        max_ids: int = 64_000_000,
+    ) -> None:
+        if ids_per_block < 1 or block_tokens < ids_per_block or block_tokens % ids_per_block:
+            raise ValueError(f"ids_per_block: expected a divisor of block_tokens ({block_tokens}), got {ids_per_block}")
+        self._model, self._dtype = model, dtype
+        self._block_tokens = block_tokens
+        self._ids_per_block = ids_per_block
+        self._tokens_per_id = block_tokens // ids_per_block
+        self._max_branches, self._max_ids = max_branches, max_ids
+        self._branches: OrderedDict[str, _Remembered] = OrderedDict()
+        self._remembered_ids = 0
+        self._roots: dict[str, bytes] = {}
+
+    def hash(
+        self, sharing_domain: str, ids: Ids, prompt_tokens: int | None = None, branch_id: str | None = None
+    ) -> HashedPrompt:
+        """Hash `ids`. `prompt_tokens`: the prompt's real length where ids stand for more than one token each.
+
+        Raises ValueError when `prompt_tokens` is less than what `ids` stand for.
+        """
+        known_tokens = len(ids) * self._tokens_per_id
+        tokens = known_tokens if prompt_tokens is None else prompt_tokens
+        if tokens < known_tokens:
+            raise ValueError(f"prompt_tokens: expected at least {known_tokens} for {len(ids)} ids, got {tokens}")
+        root = self._root(sharing_domain)
+        chain = self._known_chain(branch_id, root, ids)
+        parent = chain[-HASH_BYTES:] or root
+        done_ids = len(chain) // HASH_BYTES * self._ids_per_block
+        chain += extend_chain(parent, memoryview(ids)[done_ids:], self._ids_per_block)
+        if branch_id is not None:
+            self._remember(branch_id, root, ids, chain)
+        return HashedPrompt(tokens, self._block_tokens, root, chain)
+
+    def forget(self, branch_id: str) -> None:
+        """Free what is remembered of a branch; nothing happens for an unknown one."""
+        gone = self._branches.pop(branch_id, None)
+        if gone is not None:
+            self._remembered_ids -= len(gone.ids)
+
+    def _root(self, sharing_domain: str) -> bytes:
+        root = self._roots.get(sharing_domain)
+        if root is None:
+            root = self._roots[sharing_domain] = root_hash(self._model, self._dtype, sharing_domain)
+        return root
+
+    def _known_chain(self, branch_id: str | None, root: bytes, ids: Ids) -> bytes:
+        known = self._branches.get(branch_id) if branch_id is not None else None
+        if known is None or known.root != root:
+            return b""
+        same_ids = _common_prefix(known.ids, np.asarray(memoryview(ids)))
+        return known.chain[: same_ids // self._ids_per_block * HASH_BYTES]
+
+    def _remember(self, branch_id: str, root: bytes, ids: Ids, chain: bytes) -> None:
+        self.forget(branch_id)
+        self._branches[branch_id] = _Remembered(root, np.array(memoryview(ids), dtype=np.uint32), chain)
+        self._remembered_ids += len(ids)
+        while len(self._branches) > self._max_branches or self._remembered_ids > self._max_ids:
+            self.forget(next(iter(self._branches)))
+
+
+def _common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
+    """How many leading elements are equal."""
+    length = min(len(left), len(right))
+    differs = left[:length] != right[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
