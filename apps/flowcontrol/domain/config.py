@@ -12,6 +12,7 @@ ORDERING_POLICIES = ("fcfs", "edf")
 DETECTORS = ("concurrency", "off")
 DETECTOR_MODES = ("requests",)
 DEFAULT_BAND_NAME = "default"
+DEFAULT_EMPTY_POOL_TTL_S = 30.0
 
 
 class FlowConfigError(ValueError):
@@ -67,7 +68,7 @@ class FlowConfig:
     max_requests: int | None = None
     max_bytes: int | None = None
     default_ttl_s: float | None = None
-    empty_pool_ttl_s: float = 30.0
+    empty_pool_ttl_s: float = DEFAULT_EMPTY_POOL_TTL_S
     displacement: bool = True
 
     def band_for(self, name: str, priority: int | None) -> BandConfig:
@@ -99,7 +100,7 @@ class FlowConfig:
             max_requests=flow.limit("max_requests"),
             max_bytes=flow.limit("max_bytes"),
             default_ttl_s=flow.seconds("default_ttl_s"),
-            empty_pool_ttl_s=flow.number("empty_pool_ttl_s", FlowConfig.empty_pool_ttl_s, low=0.0),
+            empty_pool_ttl_s=flow.number("empty_pool_ttl_s", DEFAULT_EMPTY_POOL_TTL_S, low=0.0),
             displacement=flow.flag("displacement", True),
         )
         flow.refuse_others("prefill", "decode")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from apps.planning.domain.cost_model import DecodeCoefficients, NetworkProfile, PrefillCoefficients
@@ -27,6 +27,7 @@ class QueuedWork(NamedTuple):
 class NodeFacts:
     """What is known of a node apart from its load.
 
+    `kv_capacity_tokens` is the device memory for running requests (None = not known, never full).
     `prefill_chunk_tokens` 0 means a prompt is computed in one iteration. `pool_spare_tokens` (free or worthless host
     memory) and `pool_referenced_tokens` (still needed) price the copies a fetch makes; None spare = not known, no price.
     """
@@ -39,7 +40,7 @@ class NodeFacts:
     state: NodeState = "ready"
     healthy: bool = True
     decode_limit: int = 1
-    kv_capacity_tokens: int = 0
+    kv_capacity_tokens: int | None = None
     prefill_chunk_tokens: int = 0
     pool_spare_tokens: int | None = None
     pool_referenced_tokens: int = 0
@@ -48,7 +49,7 @@ class NodeFacts:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node and its load at one moment. `announced_decode` are requests on their way to decode there;
-    `kv_free_tokens` already leaves out what running and announced requests may grow to."""
+    `kv_used_tokens` is what running and announced requests may grow to; `fetch_queue_bytes` still have to arrive."""
 
     facts: NodeFacts
     queued: tuple[QueuedWork, ...] = ()
@@ -56,7 +57,7 @@ class NodeView:
     running_remaining_s: float = 0.0
     running_decode: int = 0
     announced_decode: int = 0
-    kv_free_tokens: int = 0
+    kv_used_tokens: int = 0
     fetch_queue_bytes: float = 0.0
 
     @property
@@ -74,8 +75,10 @@ class NodeView:
         return self.running_decode + self.announced_decode
 
     @property
-    def kv_used_tokens(self) -> int:
-        return self.facts.kv_capacity_tokens - self.kv_free_tokens
+    def kv_free_tokens(self) -> int | None:
+        """Device memory left for one more request; None where the capacity is not known."""
+        capacity = self.facts.kv_capacity_tokens
+        return None if capacity is None else capacity - self.kv_used_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,12 @@ class PrefillQuery:
     block_tokens: int
     waited_s: float = 0.0
     home: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.block_tokens < 1:
+            raise ValueError(
+                f"prompt_tokens, block_tokens: expected at least 1, got {self.prompt_tokens}, {self.block_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,7 @@ class DecodeTerms:
     node: str
     iteration_s: float = 0.0
     batch: int = 0
-    kv_free_tokens: int = 0
+    kv_free_tokens: int | None = None
     home: bool = False
     why_not: str | None = None
 
@@ -181,8 +190,8 @@ class RoutingPolicy:
     policy (only `ttft` fetches from peers).
     """
 
-    name: str = "ttft"
-    network: NetworkProfile = field(default_factory=lambda: NetworkProfile(1.0, 1.0e9, 1.0e9, 0.0))
+    name: str
+    network: NetworkProfile
     home_margin_ratio: float = 0.1
     tie_margin_ratio: float = 0.01
     fetch: bool | None = None

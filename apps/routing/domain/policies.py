@@ -1,0 +1,206 @@
+"""How a node is picked from the eligible ones: ours (`ttft`) and the baselines it is compared with, one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from apps.routing.domain.views import CandidateTerms, DecodeQuery, DecodeTerms, NodeView, PrefillQuery, RoutingPolicy
+
+
+class PrefillCandidate(NamedTuple):
+    view: NodeView
+    terms: CandidateTerms
+
+
+class DecodeCandidate(NamedTuple):
+    view: NodeView
+    terms: DecodeTerms
+
+
+class Pick(NamedTuple):
+    """The chosen node's name, a code a program matches and a sentence a person reads."""
+
+    node: str
+    code: str
+    text: str
+
+
+class Rotation:
+    """Remembers when each node was last chosen, so that equal nodes take turns."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._last: dict[str, int] = {}
+
+    def key(self, view: NodeView) -> tuple[int, int]:
+        """Sorts the node that waited longest for its turn first, then by node order."""
+        return (self._last.get(view.name, 0), view.facts.order)
+
+    def used(self, node: str) -> None:
+        self._turn += 1
+        self._last[node] = self._turn
+
+
+class PlacementPolicy(Protocol):
+    """Picks among eligible nodes (never an empty sequence). `fetches`: whether a node may copy a prefix from a peer."""
+
+    fetches: bool
+
+    def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick: ...
+
+    def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick: ...
+
+
+def fewest_decoding(candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
+    best = min(candidates, key=lambda c: (c.view.decode_requests, *turns.key(c.view)))
+    return Pick(best.view.name, "least-loaded", f"fewest decoding requests ({best.view.decode_requests})")
+
+
+def fewest_prefilling(candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
+    best = min(candidates, key=lambda c: (c.view.prefill_requests, *turns.key(c.view)))
+    return Pick(best.view.name, "least-loaded", f"fewest requests placed ({best.view.prefill_requests})")
+
+
+class LeastTtft:
+    """Ours: the least predicted TTFT; for decode the least predicted iteration time, the home node within a margin."""
+
+    fetches = True
+
+    def __init__(self, settings: RoutingPolicy) -> None:
+        self._settings = settings
+
+    def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
+        least_s = min(c.terms.total_s for c in candidates)
+        limit_s = least_s * (1.0 + self._settings.tie_margin_ratio)
+        tied = [c for c in candidates if c.terms.total_s <= limit_s]
+        best = min(tied, key=lambda c: (c.view.prefill_requests, *turns.key(c.view)))
+        text = _explain(best.terms)
+        if len(tied) > 1:
+            return Pick(best.view.name, "least-ttft-tied", f"{text}; {len(tied)} nodes are equal, its turn")
+        others = [c.terms for c in candidates if c is not best]
+        if others:
+            second = min(others, key=lambda terms: terms.total_s)
+            text += f"; next {second.node} {second.total_s:.3f} s"
+        return Pick(best.view.name, "least-ttft", text)
+
+    def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
+        best = min(candidates, key=lambda c: (c.terms.iteration_s, c.terms.batch, *turns.key(c.view)))
+        limit_s = best.terms.iteration_s * (1.0 + self._settings.home_margin_ratio)
+        home = next((c for c in candidates if c.terms.home), None)
+        if home is not None and home.terms.iteration_s <= limit_s:
+            text = f"home node, {home.terms.iteration_s * 1e3:.1f} ms an iteration, best {best.terms.iteration_s * 1e3:.1f} ms"
+            return Pick(home.view.name, "home", text)
+        text = (
+            f"least iteration time after joining: {best.terms.iteration_s * 1e3:.1f} ms with {best.terms.batch} running"
+        )
+        return Pick(best.view.name, "least-iteration", text)
+
+
+class RoundRobin:
+    """The next node in turn, whatever it holds or does."""
+
+    fetches = False
+
+    def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
+        return self._next([c.view for c in candidates], turns)
+
+    def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
+        return self._next([c.view for c in candidates], turns)
+
+    def _next(self, views: list[NodeView], turns: Rotation) -> Pick:
+        return Pick(min(views, key=turns.key).name, "round-robin", "next node in turn")
+
+
+class LeastLoaded:
+    """The node with the fewest requests."""
+
+    fetches = False
+
+    def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
+        return fewest_prefilling(candidates, turns)
+
+    def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
+        return fewest_decoding(candidates, turns)
+
+
+class CacheAware(LeastLoaded):
+    """SGLang's router: the longest cached prefix, unless it is short or the loads are too uneven."""
+
+    def __init__(self, settings: RoutingPolicy) -> None:
+        self._settings = settings
+
+    def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
+        loads = [c.view.prefill_requests for c in candidates]
+        spread = max(loads) - min(loads)
+        settings = self._settings
+        if spread > settings.balance_abs_requests and max(loads) > settings.balance_rel_ratio * min(loads):
+            node, _, _ = fewest_prefilling(candidates, turns)
+            return Pick(node, "load-balance", f"loads differ by {spread} requests, so the fewest wins")
+        best = min(candidates, key=lambda c: (-c.terms.cached_tokens, *turns.key(c.view)))
+        ratio = best.terms.cached_tokens / query.prompt_tokens
+        if ratio > settings.cache_threshold_ratio:
+            return Pick(best.view.name, "cache-hit", f"holds {ratio:.0%} of the prompt")
+        node, _, _ = fewest_prefilling(candidates, turns)
+        return Pick(node, "cache-miss", f"no node holds more than {ratio:.0%} of the prompt, so the fewest wins")
+
+
+class Sticky(LeastLoaded):
+    """A session stays on its home node; a new one goes where the fewest requests are."""
+
+    def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
+        if any(c.view.name == query.home for c in candidates):
+            return Pick(str(query.home), "home", "the session's home node")
+        return super().pick_prefill(query, candidates, turns)
+
+    def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
+        if any(c.view.name == query.home for c in candidates):
+            return Pick(str(query.home), "home", "the session's home node")
+        return super().pick_decode(query, candidates, turns)
+
+
+class DynamoKv:
+    """Dynamo's KV router: least `overlap_weight * prefill blocks + active decode blocks`, at temperature 0."""
+
+    fetches = False
+
+    def __init__(self, settings: RoutingPolicy) -> None:
+        self._settings = settings
+
+    def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
+        def cost(candidate: PrefillCandidate) -> float:
+            new_tokens = query.prompt_tokens - candidate.terms.cached_tokens
+            queued_tokens = sum(work.t_uc for work in candidate.view.queued)
+            prefill_blocks = (new_tokens + queued_tokens) / query.block_tokens
+            return self._settings.overlap_weight * prefill_blocks + candidate.view.kv_used_tokens / query.block_tokens
+
+        best = min(candidates, key=lambda c: (cost(c), *turns.key(c.view)))
+        return Pick(best.view.name, "least-cost", f"least KV cost ({cost(best):.1f} blocks)")
+
+    def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
+        best = min(candidates, key=lambda c: (c.view.kv_used_tokens, *turns.key(c.view)))
+        return Pick(best.view.name, "least-cost", f"fewest active KV tokens ({best.view.kv_used_tokens})")
+
+
+def make_policy(settings: RoutingPolicy) -> PlacementPolicy:
+    """The policy `settings.name` says (validated there)."""
+    makers: dict[str, PlacementPolicy] = {
+        "ttft": LeastTtft(settings),
+        "round-robin": RoundRobin(),
+        "least-loaded": LeastLoaded(),
+        "cache-aware": CacheAware(settings),
+        "sticky": Sticky(),
+        "dynamo-kv": DynamoKv(settings),
+    }
+    return makers[settings.name]
+
+
+def _explain(terms: CandidateTerms) -> str:
+    parts = [f"service {terms.service_s:.3f}"]
+    if terms.remaining_s + terms.queue_s > 0:
+        parts.insert(0, f"wait {terms.remaining_s + terms.queue_s:.3f}")
+    if terms.mode == "fetch":
+        parts.append(f"fetch {terms.fetch_s:.3f} of which {terms.fetch_overflow_s:.3f} not hidden")
+    if terms.duplicate_s > 0:
+        parts.append(f"copies {terms.duplicate_s:.3f}")
+    return f"least predicted TTFT {terms.total_s:.3f} s ({', '.join(parts)})"

@@ -1,0 +1,116 @@
+"""The router: which node prefills a request and which decodes it, with every node's row kept as the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apps.planning.domain.cost_model import decode_iteration_s
+from apps.routing.domain.policies import DecodeCandidate, PrefillCandidate, Rotation, make_policy
+from apps.routing.domain.ttft import best_sources, predict
+from apps.routing.domain.views import (
+    CandidateTerms,
+    DecodeChoice,
+    DecodeQuery,
+    DecodeTerms,
+    NodeFacts,
+    NodeView,
+    Phase,
+    PrefillChoice,
+    PrefillQuery,
+    RoutingPolicy,
+)
+
+
+class Router:
+    """Chooses nodes. It only remembers whose turn it is among equals; load and facts come with each call.
+
+    A choice is not counted anywhere until the caller tells the `LoadBook`.
+    """
+
+    def __init__(self, policy: RoutingPolicy) -> None:
+        self._prefill_turns = Rotation()
+        self._decode_turns = Rotation()
+        self.configure(policy)
+
+    def configure(self, policy: RoutingPolicy) -> None:
+        """Route by `policy` from the next choice on."""
+        self.settings = policy
+        self._policy = make_policy(policy)
+
+    def choose_prefill(self, now: float, query: PrefillQuery, views: Sequence[NodeView]) -> PrefillChoice:
+        """The node that should compute the prompt, or None when no node is eligible."""
+        sources = best_sources(query.matches, views)
+        may_fetch = self._policy.fetches if self.settings.fetch is None else self.settings.fetch
+        rows: list[CandidateTerms] = []
+        candidates: list[PrefillCandidate] = []
+        for view in views:
+            why_not = why_not_eligible(view.facts, "prefill")
+            if why_not is not None:
+                rows.append(CandidateTerms(view.name, why_not=why_not))
+                continue
+            terms = predict(query, view, sources, self.settings.network, may_fetch)
+            rows.append(terms)
+            candidates.append(PrefillCandidate(view, terms))
+        if not candidates:
+            return PrefillChoice(None, None, tuple(rows), None, "no-node", _nobody("prefill", rows))
+        node, code, text = self._policy.pick_prefill(query, candidates, self._prefill_turns)
+        self._prefill_turns.used(node)
+        chosen = next(c.terms for c in candidates if c.view.name == node)
+        predicted_s = query.waited_s + chosen.total_s
+        return PrefillChoice(node, predicted_s, tuple(rows), chosen.fetch, code, f"{node}: {text}")
+
+    def choose_decode(self, now: float, query: DecodeQuery, views: Sequence[NodeView]) -> DecodeChoice:
+        """The node that should decode, or None when no eligible node has room for it now."""
+        rows: list[DecodeTerms] = []
+        candidates: list[DecodeCandidate] = []
+        for view in views:
+            terms = _decode_terms(query, view)
+            rows.append(terms)
+            if terms.why_not is None:
+                candidates.append(DecodeCandidate(view, terms))
+        if not candidates:
+            full = any(row.why_not in ("batch-full", "kv-full") for row in rows)
+            return DecodeChoice(None, tuple(rows), "no-room" if full else "no-node", _nobody("decode", rows))
+        node, code, text = self._policy.pick_decode(query, candidates, self._decode_turns)
+        self._decode_turns.used(node)
+        return DecodeChoice(node, tuple(rows), code, f"{node}: {text}")
+
+
+def why_not_eligible(facts: NodeFacts, stage: Phase) -> str | None:
+    """A code for why a node gets nothing new of this stage, or None when it may: `phase-...`, `unhealthy`, a state."""
+    if facts.state == "down" or not facts.healthy:
+        return "down" if facts.state == "down" else "unhealthy"
+    if facts.state != "ready":
+        return facts.state
+    if facts.phase not in (stage, "mixed"):
+        return f"phase-{facts.phase}"
+    return None
+
+
+def _decode_terms(query: DecodeQuery, view: NodeView) -> DecodeTerms:
+    why_not = why_not_eligible(view.facts, "decode")
+    if why_not is not None:
+        return DecodeTerms(view.name, why_not=why_not)
+    facts = view.facts
+    batch = view.decode_requests + 1
+    needed_tokens = query.context_tokens + query.output_tokens
+    free_tokens = view.kv_free_tokens
+    if facts.kv_capacity_tokens is not None and needed_tokens > facts.kv_capacity_tokens:
+        why_not = "kv-too-small"
+    elif free_tokens is not None and needed_tokens > free_tokens:
+        why_not = "kv-full"
+    elif batch > facts.decode_limit:
+        why_not = "batch-full"
+    return DecodeTerms(
+        node=view.name,
+        iteration_s=decode_iteration_s(facts.decode, batch),
+        batch=batch,
+        kv_free_tokens=free_tokens,
+        home=view.name == query.home,
+        why_not=why_not,
+    )
+
+
+def _nobody(stage: Phase, rows: Sequence[CandidateTerms] | Sequence[DecodeTerms]) -> str:
+    causes = ", ".join(f"{row.node} {row.why_not}" for row in rows) or "there are no nodes"
+    return f"no node can {stage}: {causes}"
