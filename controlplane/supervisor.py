@@ -83,8 +83,7 @@ class Supervisor:
         """Run to its end, with its output under the child's prefix. Raises ChildFailed on an exit code other than 0."""
         process = await self._spawn(child)
         try:
-            await self._copy_output(child.name, process)
-            code = await process.wait()
+            code = await self._follow(child, process)
         except asyncio.CancelledError:
             await self._end(child, process)
             raise
@@ -115,9 +114,7 @@ class Supervisor:
                 self.say(f"cannot start: {error}", child.name)
             else:
                 self._processes[child.name] = process
-                await self._copy_output(child.name, process)
-                code = await process.wait()
-                _kill_group(process.pid)  # helpers that it left behind
+                code = await self._follow(child, process)
                 if child.name in self._stopping:
                     return
                 self.say(f"ended with exit code {code}", child.name)
@@ -140,6 +137,17 @@ class Supervisor:
             limit=_LINE_LIMIT_BYTES,
         )
 
+    async def _follow(self, child: Child, process: asyncio.subprocess.Process) -> int:
+        """Copy the output until the child has ended; returns its exit code. Helpers it left behind are killed."""
+        copying = asyncio.create_task(self._copy_output(child.name, process))
+        try:
+            code = await _exit_code(process, every_s=0.1)
+            _kill_group(process.pid)
+            await copying
+        finally:
+            copying.cancel()
+        return code
+
     async def _copy_output(self, name: str, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         while True:
@@ -155,11 +163,11 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(child.stop_signal)
         try:
-            await asyncio.wait_for(process.wait(), child.stop_timeout_s)
+            await asyncio.wait_for(_exit_code(process, every_s=0.02), child.stop_timeout_s)
         except TimeoutError:
             self.say(f"did not stop within {child.stop_timeout_s:.0f} s; killed", child.name)
         _kill_group(process.pid)
-        await process.wait()
+        await _exit_code(process, every_s=0.02)
 
     def _prefix(self, name: str) -> str:
         text = f"{name:>16} |"
@@ -167,6 +175,13 @@ class Supervisor:
             return text
         hue = 31 + sum(name.encode()) % 6
         return f"\x1b[{hue}m{text}\x1b[0m"
+
+
+async def _exit_code(process: asyncio.subprocess.Process, every_s: float) -> int:
+    """Wait for the process itself; asyncio's own wait also waits for helpers that hold its output open."""
+    while process.returncode is None:
+        await asyncio.sleep(every_s)
+    return process.returncode
 
 
 def _kill_group(leader: int) -> None:
