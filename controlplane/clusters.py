@@ -59,6 +59,7 @@ class Cluster(msgspec.Struct, forbid_unknown_fields=True):
     planner: dict[str, Any]
     bands: list[dict[str, Any]]
     objectives: list[dict[str, Any]]
+    agent_host: str = "127.0.0.1"
     speed: float = 1.0
     replay: Replay | None = None
 
@@ -130,7 +131,9 @@ def free_ports(described: Clusters) -> Ports:
     return ports
 
 
-def agent_specs(described: Clusters, cluster: Cluster, ports: Ports, host: str, data_folder: Path) -> dict[str, dict[str, Any]]:
+def agent_specs(
+    described: Clusters, cluster: Cluster, ports: Ports, host: str, data_folder: Path
+) -> dict[str, dict[str, Any]]:
     """Specification files of the cluster's agent processes, by process name."""
     hardware = described.hardware[cluster.hardware]
     pool_blocks = int(hardware["host_pool_tokens"]) // cluster.model.block_tokens

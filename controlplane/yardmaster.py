@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,35 +47,47 @@ class Yardmaster:
 
     async def run(self, ready_file: Path | None = None) -> None:
         """Start everything, wait for SIGINT or SIGTERM, stop everything. Raises AlreadyRunning."""
-        with self._lock():
-            stop = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, stop.set)
-            starting = asyncio.create_task(self._start(ready_file))
-            waiting = asyncio.create_task(stop.wait())
+        with self._lock("up.lock"):
             try:
-                await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if starting.done():
-                    starting.result()
-                    await waiting
-            except (ChildFailed, RuntimeError) as error:
-                self.failed = str(error)
-                self.supervisor.say(f"stopping: {error}")
+                await self._until_stopped(self._start(ready_file))
             finally:
-                for task in (starting, waiting):
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, ChildFailed, RuntimeError):
-                        await task
-                self.supervisor.say("stopping")
-                await self.supervisor.stop()
                 if ready_file:
                     ready_file.unlink(missing_ok=True)
-                self.supervisor.say("stopped; the data stay in " + str(self.folder))
+
+    async def run_agents(self) -> None:
+        """Only the node agents, until SIGINT or SIGTERM. Raises AlreadyRunning."""
+
+        async def start() -> None:
+            await asyncio.gather(*(self.supervisor.start(child) for child in self._agents()))
+
+        with self._lock("agents.lock"):
+            await self._until_stopped(start())
+
+    async def _until_stopped(self, start: Coroutine[Any, Any, None]) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        starting, waiting = asyncio.create_task(start), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await waiting
+        except (ChildFailed, RuntimeError) as error:
+            self.failed = str(error)
+            self.supervisor.say(f"stopping: {error}")
+        finally:
+            for task in (starting, waiting):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ChildFailed, RuntimeError):
+                    await task
+            self.supervisor.say("stopping")
+            await self.supervisor.stop()
+            self.supervisor.say(f"stopped; the data stay in {self.folder}")
 
     @contextlib.contextmanager
-    def _lock(self) -> Any:
-        handle: IO[str] = open(self.folder / "up.lock", "w")  # noqa: SIM115
+    def _lock(self, name: str) -> Iterator[None]:
+        handle: IO[str] = open(self.folder / name, "w")  # noqa: SIM115
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
