@@ -15,6 +15,7 @@ from django.db.models import Model
 
 from controlplane.actors import Actor
 from controlplane.errors import InvalidField
+from controlplane.permissions import require
 
 MAX_REASON_CHARS = 500
 ModelType = TypeVar("ModelType", bound=type[Model])
@@ -32,8 +33,13 @@ def audited(*exclude: str) -> Callable[[ModelType], ModelType]:
 
 
 @contextmanager
-def change(actor: Actor, reason: str, *, needs_reason: bool = False) -> Iterator[None]:
-    """One transaction whose audit rows say who did it and why. Raises InvalidField for a missing or overlong reason."""
+def change(actor: Actor, reason: str, *, role: str | None = None, needs_reason: bool = False) -> Iterator[None]:
+    """One transaction whose audit rows say who did it and why.
+
+    Raises Forbidden when the actor lacks `role`, InvalidField for a missing or overlong reason.
+    """
+    if role is not None:
+        require(actor, role)
     reason = reason.strip()
     if needs_reason and not reason:
         raise InvalidField("reason", "say why; this needs a reason")

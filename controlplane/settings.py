@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "pghistory",
     "pghistory.admin",
     "pgtrigger",
+    "ninja",
     "apps.tenancy",
     "apps.topology",
     "apps.flowcontrol",
@@ -40,6 +41,8 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "controlplane.middleware.RequestIdMiddleware",
+    "controlplane.middleware.RestProblemMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -9,6 +9,11 @@ from django.db import models
 from apps.flowcontrol.choices import Detector, Fairness, LimitMode, Ordering
 from apps.topology.models import Partition
 from controlplane.audit import audited
+from controlplane.validators import Between
+
+_TTL_S = Between(0.05, 86400)
+_RATIO = Between(0, 1)
+_PER_NODE = Between(1, 10_000_000)
 
 
 def default_band() -> dict[str, Any]:
@@ -35,9 +40,9 @@ class Band(models.Model):
     ordering = models.CharField(max_length=32, choices=Ordering.choices, default=Ordering.FCFS)
     max_requests = models.PositiveIntegerField(default=1000)
     max_bytes = models.PositiveBigIntegerField(default=1_000_000_000)
-    ttl_s = models.FloatField(default=60.0)
-    ceiling = models.FloatField(default=1.0)
-    min_share = models.FloatField(default=0.0)
+    ttl_s = models.FloatField(default=60.0, validators=[_TTL_S])
+    ceiling = models.FloatField(default=1.0, validators=[Between(0.01, 10)])
+    min_share = models.FloatField(default=0.0, validators=[_RATIO])
 
     class Meta:
         ordering = ["partition__name", "-priority"]
@@ -60,8 +65,8 @@ class Objective(models.Model):
     partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="objectives")
     name = models.SlugField(max_length=63)
     band = models.ForeignKey(Band, on_delete=models.PROTECT, related_name="objectives")
-    slo_ttft_s = models.FloatField(null=True, blank=True)
-    ttl_s = models.FloatField(null=True, blank=True)
+    slo_ttft_s = models.FloatField(null=True, blank=True, validators=[_TTL_S])
+    ttl_s = models.FloatField(null=True, blank=True, validators=[_TTL_S])
 
     class Meta:
         ordering = ["partition__name", "name"]
@@ -78,15 +83,15 @@ class FlowSettings(models.Model):
     partition = models.OneToOneField(Partition, on_delete=models.CASCADE, related_name="flow_settings")
     max_requests = models.PositiveIntegerField(default=5000)
     max_bytes = models.PositiveBigIntegerField(default=4_000_000_000)
-    default_ttl_s = models.FloatField(default=60.0)
-    empty_pool_ttl_s = models.FloatField(default=30.0)
+    default_ttl_s = models.FloatField(default=60.0, validators=[_TTL_S])
+    empty_pool_ttl_s = models.FloatField(default=30.0, validators=[_TTL_S])
     displacement = models.BooleanField(default=True)
     prefill_detector = models.CharField(max_length=32, choices=Detector.choices, default=Detector.CONCURRENCY)
     prefill_mode = models.CharField(max_length=16, choices=LimitMode.choices, default=LimitMode.REQUESTS)
-    prefill_limit_per_node = models.PositiveIntegerField(default=4)
+    prefill_limit_per_node = models.PositiveIntegerField(default=4, validators=[_PER_NODE])
     decode_detector = models.CharField(max_length=32, choices=Detector.choices, default=Detector.CONCURRENCY)
     decode_mode = models.CharField(max_length=16, choices=LimitMode.choices, default=LimitMode.REQUESTS)
-    decode_limit_per_node = models.PositiveIntegerField(default=64)
+    decode_limit_per_node = models.PositiveIntegerField(default=64, validators=[_PER_NODE])
     default_band = models.JSONField(default=default_band)
 
     class Meta:

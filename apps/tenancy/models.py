@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from apps.tenancy.choices import KeyRole
 from controlplane.audit import audited
+from controlplane.validators import Between
 
 
 @audited()
@@ -17,7 +18,7 @@ class Tenant(models.Model):
     name = models.SlugField(max_length=63, unique=True)
     title = models.CharField(max_length=120, blank=True)
     sharing_domain = models.SlugField(max_length=63)
-    weight = models.FloatField(default=1.0)
+    weight = models.FloatField(default=1.0, validators=[Between(0.001, 1000)])
     paused = models.BooleanField(default=False)
     default_objective = models.CharField(max_length=63, default="standard")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -73,3 +74,20 @@ class Membership(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user} of {self.tenant}"
+
+
+class IdempotentCall(models.Model):
+    """A POST that carried an `Idempotency-Key`, and its answer, so that a repeat is answered and not done again."""
+
+    actor = models.CharField(max_length=200)
+    key = models.CharField(max_length=200)
+    request_sha256 = models.CharField(max_length=64)
+    status = models.PositiveSmallIntegerField(default=0)
+    body = models.TextField(blank=True)
+    created_at = models.DateTimeField(default=timezone.now, db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["actor", "key"], name="one_call_per_idempotency_key")]
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.key}"

@@ -7,7 +7,30 @@ from django.utils import timezone
 
 from apps.topology.choices import Engine, NodeState, Phase, RoutingPolicy
 from controlplane.audit import audited
+from controlplane.validators import Between, JsonFields
 
+_MODEL = JsonFields(
+    name="text",
+    served_names="list of texts",
+    tokenizer="text",
+    tokenizer_path="text or null",
+    dtype="text",
+    block_tokens="whole number",
+    ids_per_block="whole number",
+    tokens_per_id="whole number",
+    context_tokens="whole number",
+)
+_NETWORK = JsonFields(
+    **dict.fromkeys(
+        ("kv_bytes_per_token", "peer_bandwidth_bytes_s", "host_to_device_bytes_s", "latency_s"),
+        "number",
+    )
+)
+_COEFFICIENTS = JsonFields(
+    **dict.fromkeys(("c0", "c1", "c2", "c3", "d0", "d1", "d2", "t_fwd", "t_acc"), "number"),
+    **dict.fromkeys(("experts", "experts_per_token"), "whole number"),
+)
+_LEASE = JsonFields(multiple="number", ceiling_s="number", floor_s="number")
 OBSERVED = ("observed_phase", "observed_state", "observed_generation", "observed_at")
 
 
@@ -35,11 +58,11 @@ class Partition(models.Model):
     cluster = models.ForeignKey(Cluster, on_delete=models.CASCADE, related_name="partitions")
     name = models.SlugField(max_length=63, unique=True)
     title = models.CharField(max_length=120, blank=True)
-    model = models.JSONField(help_text="section `model` of the configuration document")
-    network = models.JSONField(help_text="section `network` of the configuration document")
+    model = models.JSONField(validators=[_MODEL], help_text="section `model` of the configuration document")
+    network = models.JSONField(validators=[_NETWORK], help_text="section `network` of the configuration document")
     gateway_url = models.URLField(max_length=200)
     routing_policy = models.CharField(max_length=32, choices=RoutingPolicy.choices, default=RoutingPolicy.TTFT)
-    lease = models.JSONField(default=default_lease)
+    lease = models.JSONField(default=default_lease, validators=[_LEASE])
 
     class Meta:
         ordering = ["name"]
@@ -58,10 +81,10 @@ class Node(models.Model):
     url = models.URLField(max_length=200)
     engine = models.CharField(max_length=32, choices=Engine.choices)
     hardware_class = models.CharField(max_length=63)
-    coefficients = models.JSONField()
-    decode_limit = models.PositiveIntegerField()
+    coefficients = models.JSONField(validators=[_COEFFICIENTS])
+    decode_limit = models.PositiveIntegerField(validators=[Between(1, 100_000)])
     desired_phase = models.CharField(max_length=16, choices=Phase.choices)
-    generation = models.PositiveBigIntegerField(default=1)
+    generation = models.PositiveBigIntegerField(default=0)
     draining = models.BooleanField(default=False)
     enabled = models.BooleanField(default=True)
     observed_phase = models.CharField(max_length=16, choices=Phase.choices, blank=True, default="")

@@ -1,0 +1,172 @@
+"""Writes of flow control: bands, objectives, limits. Live at the gateway within a second, without losing a queued request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db.models import Sum
+
+from apps.flowcontrol.models import Band, FlowSettings, Objective, default_band
+from apps.flowcontrol.selectors import BAND_FIELDS, bands_of
+from apps.tenancy.models import Tenant
+from apps.topology.configuration import publish
+from apps.topology.models import Partition
+from controlplane import records
+from controlplane.actors import Actor
+from controlplane.audit import change
+from controlplane.errors import Conflict, InvalidField
+
+_BAND_FIELDS = frozenset(BAND_FIELDS) - {"name"}
+_OBJECTIVE_FIELDS = frozenset({"band", "slo_ttft_s", "ttl_s"})
+_FLOW_FIELDS = frozenset(f.name for f in FlowSettings._meta.fields) - {"id", "partition"}
+
+
+def create_band(partition: Partition, name: str, priority: int, actor: Actor, reason: str = "", **fields: Any) -> Band:
+    """Raises InvalidField, or Conflict when the name or the priority is taken."""
+    with change(actor, reason, role="operator"):
+        _lock(partition)
+        band = Band(partition=partition, name=name)
+        records.apply(band, {"priority": priority, **fields}, _BAND_FIELDS)
+        _check_bands(band)
+        band.save()
+        _publish(partition, actor, reason or f"band {name} created")
+    return band
+
+
+def update_band(band: Band, actor: Actor, reason: str = "", **changes: Any) -> Band:
+    """Edits a band in place: queued requests stay in it. Raises InvalidField, or Conflict when the priority is taken."""
+    with change(actor, reason, role="operator"):
+        _lock(band.partition)
+        row = records.locked(band)
+        if records.apply(row, changes, _BAND_FIELDS):
+            _check_bands(row)
+            row.save()
+            what = ", ".join(f"{name} {value}" for name, value in changes.items())
+            _publish(row.partition, actor, reason or f"band {row.name}: {what}")
+    return row
+
+
+def set_priorities(partition: Partition, priorities: Mapping[str, int], actor: Actor, reason: str = "") -> list[Band]:
+    """Several priorities at once, so that bands can trade places. Raises InvalidField or Conflict."""
+    with change(actor, reason, role="operator"):
+        _lock(partition)
+        bands = {band.name: band for band in bands_of(partition)}
+        for name, priority in priorities.items():
+            if name not in bands:
+                raise InvalidField("priorities", f"{name!r} is not a band; expected {', '.join(bands)}")
+            bands[name].priority = priority
+            _clean_fields(bands[name], f"priorities.{name}")
+        taken = [band.priority for band in bands.values()]
+        if len(set(taken)) < len(taken):
+            raise Conflict("two bands would have the same priority", "priority-taken")
+        for name in priorities:
+            bands[name].save(update_fields=["priority"])
+        _publish(partition, actor, reason or "priorities edited")
+    return list(bands_of(partition))
+
+
+def delete_band(band: Band, actor: Actor, reason: str = "") -> None:
+    """Raises Conflict while an objective leads to it. What is queued in it follows the default band's template."""
+    with change(actor, reason, role="operator"):
+        _lock(band.partition)
+        users = sorted(band.objectives.values_list("name", flat=True))
+        if users:
+            raise Conflict(f"band {band.name} is used by {', '.join(users)}", "band-in-use")
+        band.delete()
+        _publish(band.partition, actor, reason or f"band {band.name} removed")
+
+
+def create_objective(
+    partition: Partition, name: str, band: Band, actor: Actor, reason: str = "", **fields: Any
+) -> Objective:
+    """Raises InvalidField or Conflict."""
+    with change(actor, reason, role="operator"):
+        objective = Objective(partition=partition, name=name)
+        _check_same_partition(band, partition)
+        records.apply(objective, {"band": band, **fields}, _OBJECTIVE_FIELDS)
+        objective.save()
+        _publish(partition, actor, reason or f"objective {name} created")
+    return objective
+
+
+def update_objective(objective: Objective, actor: Actor, reason: str = "", **changes: Any) -> Objective:
+    """`band` is a Band of the same partition. Raises InvalidField."""
+    with change(actor, reason, role="operator"):
+        row = records.locked(objective)
+        if "band" in changes:
+            _check_same_partition(changes["band"], row.partition)
+        if records.apply(row, changes, _OBJECTIVE_FIELDS):
+            row.save()
+            _publish(row.partition, actor, reason or f"objective {row.name} edited")
+    return row
+
+
+def delete_objective(objective: Objective, actor: Actor, reason: str = "") -> None:
+    """Raises Conflict while it is a tenant's default: the gateway would refuse the configuration."""
+    with change(actor, reason, role="operator"):
+        users = sorted(Tenant.objects.filter(default_objective=objective.name).values_list("name", flat=True))
+        if users:
+            raise Conflict(f"objective {objective.name} is the default of {', '.join(users)}", "objective-in-use")
+        objective.delete()
+        _publish(objective.partition, actor, reason or f"objective {objective.name} removed")
+
+
+def update_flow_settings(partition: Partition, actor: Actor, reason: str = "", **changes: Any) -> FlowSettings:
+    """Global limits, the gate of each stage, and `default_band`, of which any part may be given. Raises InvalidField."""
+    with change(actor, reason, role="operator"):
+        _lock(partition)
+        row, _ = FlowSettings.objects.select_for_update(of=("self",)).get_or_create(partition=partition)
+        if "default_band" in changes:
+            changes["default_band"] = _checked_template(row.default_band, changes["default_band"])
+        if records.apply(row, changes, _FLOW_FIELDS):
+            row.save()
+            _publish(partition, actor, reason or "flow settings edited")
+    return row
+
+
+def _lock(partition: Partition) -> None:
+    """Edits of a partition's bands wait for each other, so that their checks hold when they commit."""
+    records.locked(partition)
+
+
+def _publish(partition: Partition, actor: Actor, reason: str) -> None:
+    # A partition that is still being described has no nodes yet; its first publication follows.
+    if partition.nodes.exists():
+        publish(partition, actor, reason)
+
+
+def _check_bands(band: Band) -> None:
+    others = Band.objects.filter(partition=band.partition).exclude(pk=band.pk)
+    holder = others.filter(priority=band.priority).first()
+    if holder is not None:
+        raise Conflict(f"band {holder.name} has priority {band.priority} already", "priority-taken")
+    shares = others.aggregate(total=Sum("min_share"))["total"] or 0.0
+    if shares + band.min_share > 1.0:
+        raise InvalidField("min_share", f"expected at most {1.0 - shares:.3g}: the other bands have the rest")
+
+
+def _check_same_partition(band: Band, partition: Partition) -> None:
+    if band.partition_id != partition.pk:
+        raise InvalidField("band", f"{band.name!r} is not a band of {partition.name}")
+
+
+def _checked_template(present: dict[str, Any], changes: Any) -> dict[str, Any]:
+    if not isinstance(changes, dict):
+        raise InvalidField("default_band", "expected an object")
+    for name in changes:
+        if name not in default_band():
+            raise InvalidField(f"default_band.{name}", f"expected one of {', '.join(default_band())}")
+    template = {**default_band(), **present, **changes}
+    _clean_fields(Band(name="template", priority=0, **template), "default_band")
+    return template
+
+
+def _clean_fields(band: Band, prefix: str) -> None:
+    try:
+        band.clean_fields(exclude={"partition"})
+    except ValidationError as error:
+        field, messages = next(iter(error.message_dict.items()))
+        path = prefix if prefix.endswith(f".{band.name}") else f"{prefix}.{field}"
+        raise InvalidField(path, messages[0]) from None

@@ -1,0 +1,65 @@
+"""Reads of telemetry: request records, and the gateway's live snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import redis
+from django.db.models import Q, QuerySet
+
+from apps.telemetry.models import RequestRecord
+from apps.topology.models import Partition
+from controlplane import redis_client
+from controlplane.errors import NotFound, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """What a list of requests is narrowed to; empty means any."""
+
+    tenant: str = ""
+    band: str = ""
+    branch: str = ""
+    node: str = ""
+    outcome: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    tenants: frozenset[str] | None = None
+
+
+def requests_of(partition: Partition, narrow: RequestFilter | None = None) -> QuerySet[RequestRecord]:
+    """Newest first, without the bulky `detail`."""
+    narrow = narrow or RequestFilter()
+    rows = RequestRecord.objects.filter(partition=partition).defer("detail").order_by("-at", "-id")
+    exact = {"tenant": narrow.tenant, "band": narrow.band, "branch": narrow.branch, "outcome": narrow.outcome}
+    rows = rows.filter(**{name: value for name, value in exact.items() if value})
+    if narrow.node:
+        rows = rows.filter(Q(prefill_node=narrow.node) | Q(decode_node=narrow.node))
+    if narrow.since:
+        rows = rows.filter(at__gte=narrow.since)
+    if narrow.until:
+        rows = rows.filter(at__lt=narrow.until)
+    if narrow.tenants is not None:
+        rows = rows.filter(tenant__in=narrow.tenants)
+    return rows
+
+
+def request_record(partition: Partition, request_id: str) -> RequestRecord:
+    """Raises NotFound."""
+    record = RequestRecord.objects.filter(partition=partition, request_id=request_id).first()
+    if record is None:
+        raise NotFound(f"request of {partition.name}", request_id)
+    return record
+
+
+def live_snapshot(partition: Partition) -> dict[str, Any]:
+    """The gateway's last snapshot (docs/interfaces.md, section 9). Raises Unavailable when there is none or Redis is away."""
+    try:
+        snapshot = redis_client.read_json(redis_client.live_key(partition.name))
+    except (redis.RedisError, OSError) as error:
+        raise Unavailable("Redis does not answer, so there are no live numbers", "redis-away") from error
+    if snapshot is None:
+        raise Unavailable(f"the gateway of {partition.name} has sent no snapshot for ten seconds", "no-live-snapshot")
+    return snapshot

@@ -1,0 +1,45 @@
+"""How services change rows: checked assignments, with Django's validation turned into errors that name the field."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
+from django.db.models import Model
+
+from controlplane.errors import Conflict, InvalidField
+
+Row = TypeVar("Row", bound=Model)
+
+
+def apply(row: Row, changes: dict[str, Any], editable: Collection[str]) -> bool:
+    """Assigns `changes` and validates the row. True when something differs. Raises InvalidField or Conflict."""
+    for name in changes:
+        if name not in editable:
+            raise InvalidField(name, f"cannot be edited here; expected one of {', '.join(sorted(editable))}")
+    differs = False
+    for name, value in changes.items():
+        differs |= getattr(row, name) != value
+        setattr(row, name, value)
+    validate(row)
+    return differs
+
+
+def validate(row: Model) -> None:
+    """`full_clean`, with the first problem as InvalidField; a name that is taken is a Conflict."""
+    try:
+        row.full_clean()
+    except ValidationError as error:
+        field, problems = next(iter(error.error_dict.items()))
+        message = problems[0].messages[0]
+        if problems[0].code in {"unique", "unique_together"} or field == NON_FIELD_ERRORS:
+            raise Conflict(message, "already-exists") from None
+        raise InvalidField(field, message) from None
+
+
+def locked(row: Row) -> Row:
+    """The same row as it is now, locked until the transaction ends; edits start from it."""
+    manager: Any = type(row)._default_manager
+    fresh: Row = manager.select_for_update(of=("self",)).get(pk=row.pk)
+    return fresh
