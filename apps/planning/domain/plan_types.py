@@ -1,0 +1,142 @@
+"""What the planner looks at and what it answers: state, slices, candidates, decision. Units: seconds, requests per second."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from apps.planning.domain.capacity import NodeCapacity, Workload
+from apps.planning.domain.gate import GateResult
+
+Mode = Literal["automatic", "approve", "advisory", "frozen"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerNode:
+    """One node as the planner sees it.
+
+    `available` nodes are enabled and answer; only they count. `fit_ok` is False when the learned model is too wrong to
+    plan with. `switch_s` is how long the node serves nothing while it switches (a symmetric engine: about 0).
+    """
+
+    name: str
+    order: int
+    phase: Literal["prefill", "decode", "mixed"]
+    capacity: NodeCapacity
+    available: bool = True
+    draining: bool = False
+    source: Literal["learned", "configured"] = "configured"
+    fit_ok: bool = True
+    running: int = 0
+    referenced_blocks: int = 0
+    switch_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerPolicy:
+    """What people decided about planning in this partition."""
+
+    mode: Mode = "automatic"
+    freeze_reason: str = ""
+    cooldown_s: float = 120.0
+    window_s: float = 600.0
+    slo_ttft_s: float | None = None
+    max_stale_ratio: float = 0.2
+    min_utilisation: float = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class LastSwitch:
+    """The newest finished switch: when, and how many nodes it added to prefill (negative: to decode)."""
+
+    finished_at: float
+    prefill_delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerState:
+    now: float
+    nodes: tuple[PlannerNode, ...]
+    policy: PlannerPolicy = field(default_factory=PlannerPolicy)
+    last_switch: LastSwitch | None = None
+    switch_running: bool = False
+    forced_reason: str | None = None
+
+    @property
+    def available(self) -> tuple[PlannerNode, ...]:
+        return tuple(node for node in self.nodes if node.available)
+
+    def names(self, phase: str) -> tuple[str, ...]:
+        return tuple(node.name for node in self.available if node.phase == phase)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """One slice of the window. `workload` is None when the slice is empty; waits and utilisations are as measured."""
+
+    t0: float
+    t1: float
+    workload: Workload | None
+    rate: float = 0.0
+    prefill_utilisation: float | None = None
+    decode_utilisation: float | None = None
+    prefill_wait_p95_s: float | None = None
+    stale_ratio: float = 0.0
+    agents: float | None = None
+    think_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    node: str
+    from_phase: str
+    to_phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One split that was looked at: who would serve which phase, what it would gain, and why it was not taken."""
+
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+    moves: tuple[Move, ...]
+    theta: float
+    bottleneck: str
+    gate: GateResult
+    gains: tuple[float | None, ...]
+    prefill_wait_p95_s: float | None
+    closed_loop: float | None
+    outside_fit: bool
+    rule: str
+    reason: str
+
+    @property
+    def prefill_delta(self) -> int:
+        """How many nodes prefill gains."""
+        return sum((m.to_phase == "prefill") - (m.from_phase == "prefill") for m in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a window's end led to. `rule` is the code of the rule that decided, `reason` the same for a person."""
+
+    verdict: Literal["switch", "hold"]
+    rule: str
+    reason: str
+    source: Literal["learned", "configured"]
+    current_prefill: tuple[str, ...]
+    current_decode: tuple[str, ...]
+    theta: float | None
+    current_wait_p95_s: float | None
+    chosen: Candidate | None
+    candidates: tuple[Candidate, ...]
+    slices: int
+    slices_used: int
+    rules: tuple[tuple[str, str, str], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for storage and pages."""
+        document = asdict(self)
+        for candidate, raw in zip(self.candidates, document["candidates"], strict=True):
+            raw["gate"]["reason"] = candidate.gate.reason
+        return document
