@@ -4,8 +4,10 @@ from django.contrib import admin
 from django.urls import include, path
 
 from controlplane.api import api
+from controlplane.health import healthz
 
 urlpatterns = [
+    path("healthz", healthz, name="healthz"),
     path("api/v1/", api.urls),
     path("admin/", admin.site.urls),
     path("", include("apps.console.urls")),
