@@ -34,10 +34,10 @@ class WheelFinder(BaseFinder):
 
     def find(self, path: str, find_all: bool = False, **kwargs: Any) -> Any:
         folder, _, name = path.replace("\\", "/").partition("/")
-        found = self.storage.path(name) if folder == self.prefix and name in self.names else None
-        if find_all or kwargs.get("all"):
-            return [found] if found else []
-        return found
+        if folder != self.prefix or name not in self.names:
+            return []
+        found = self.storage.path(name)
+        return [found] if find_all or kwargs.get("all") else found
 
     def list(self, ignore_patterns: Any) -> Iterator[tuple[str, FileSystemStorage]]:
         for name in self.names:

@@ -86,9 +86,8 @@ def _notices(snapshot: Json) -> list[dict[str, str]]:
     if snapshot.get("config_error"):
         text = f"The gateway refused the newest configuration and runs version {snapshot.get('config_version')}: "
         notices.append({"id": "config", "tone": "bad", "text": text + str(snapshot["config_error"])})
-    for reason in (snapshot.get("gateway") or {}).get("degraded") or []:
-        notices.append({"id": f"gateway-{reason}", "tone": "warn", "text": f"Gateway: {reason}"})
-    return notices
+    degraded = (snapshot.get("gateway") or {}).get("degraded") or []
+    return notices + [{"id": f"gateway-{reason}", "tone": "warn", "text": f"Gateway: {reason}"} for reason in degraded]
 
 
 def _throughput(throughput: Json) -> dict[str, str]:
@@ -199,7 +198,12 @@ def _split(nodes: list[dict[str, Any]]) -> dict[str, Any]:
     text = " · ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind in ("prefill", "decode"))
     order = sorted(nodes, key=lambda node: (_track(node), KINDS.index(node["kind"])))
     cars = [
-        {"id": node["id"], "kind": node["kind"], "title": f"{node['name']}: {node['label']}, {node['load_text']}"}
+        {
+            "id": node["id"],
+            "short": _short(node["name"]),
+            "kind": node["kind"],
+            "title": f"{node['name']}: {node['label']}, {node['load_text']}",
+        }
         for node in order
     ]
     return {
@@ -208,6 +212,11 @@ def _split(nodes: list[dict[str, Any]]) -> dict[str, Any]:
         "prefill": counts["prefill"],
         "decode": counts["decode"],
     }
+
+
+def _short(name: str | None) -> str:
+    """A node's last word: gb300-7 -> 7; the whole name stays in the title and in every table."""
+    return (name or "").rpartition("-")[2]
 
 
 def _track(node: Json) -> int:

@@ -12,4 +12,8 @@ urlpatterns = [
     path("login/", auth.SignIn.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("p/<str:partition>/", overview.overview, name="overview"),
+    path("p/<str:partition>/queues/", overview.overview, name="queues"),
+    path("p/<str:partition>/split/", overview.overview, name="split"),
+    path("p/<str:partition>/nodes/", overview.overview, name="nodes"),
+    path("p/<str:partition>/audit/", overview.overview, name="audit"),
 ]
