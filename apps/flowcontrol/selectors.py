@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 
 from apps.flowcontrol.models import Band, FlowSettings, Objective
 from apps.topology.models import Partition
-from controlplane.errors import NotFound
+from controlplane.errors import InvalidField, NotFound
 
 BAND_FIELDS = ("name", "priority", "fairness", "ordering", "max_requests", "max_bytes", "ttl_s", "ceiling", "min_share")
 
@@ -24,6 +24,14 @@ def band_named(partition: Partition, name: str) -> Band:
     if band is None:
         raise NotFound(f"band of {partition.name}", name)
     return band
+
+
+def band_for(partition: Partition, name: str | None) -> Band:
+    """The band that an objective names. Raises InvalidField: here the name is a value, not an address."""
+    bands = {band.name: band for band in bands_of(partition)}
+    if name not in bands:
+        raise InvalidField("band", f"{name!r} is not a band of {partition.name}; expected {', '.join(bands) or 'one'}")
+    return bands[name]
 
 
 def objectives_of(partition: Partition) -> QuerySet[Objective]:
