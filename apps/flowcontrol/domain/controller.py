@@ -1,0 +1,507 @@
+"""The flow control machine: requests wait here, by band, flow and order, until the cluster has room.
+
+Driven by events, answers with commands, keeps no clock. Every dispatch reserves a prefill place and announces a decode
+place in the same step, so any number of requests arriving in one instant never exceeds a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+from typing import Any, Final
+
+from apps.flowcontrol.domain.bands import Band, RateMeter
+from apps.flowcontrol.domain.commands import Command, Dispatch, Drop, Outcome
+from apps.flowcontrol.domain.config import FlowConfig
+from apps.flowcontrol.domain.events import (
+    STAGES,
+    Cancel,
+    Drain,
+    Enqueue,
+    Event,
+    FlowRequest,
+    NodeReport,
+    PoolChanged,
+    PredictedTtft,
+    Reconfigure,
+    Stage,
+    StageReleased,
+    Tick,
+    Withdraw,
+)
+from apps.flowcontrol.domain.saturation import SaturationDetector, StageLoad, make_detector
+from apps.flowcontrol.domain.snapshot import FlowSnapshot, FlowTotals, StageSnapshot, band_snapshot
+from apps.flowcontrol.domain.waiting import Place, Waiting
+
+WITHDRAWN_RETRY_S: Final = 0.05
+NO_ENDPOINTS_RETRY_S: Final = 10
+SHUTTING_DOWN_RETRY_S: Final = 5
+MIN_RETRY_S: Final = 1
+MAX_RETRY_S: Final = 30
+MAX_EMPTY_UNCONFIGURED_BANDS: Final = 64
+
+_REJECTED = frozenset({Outcome.REJECTED_CAPACITY, Outcome.REJECTED_NO_ENDPOINTS, Outcome.REJECTED_SHUTTING_DOWN})
+_EXPIRED = frozenset({Outcome.EVICTED_TTL, Outcome.EVICTED_NO_ENDPOINTS})
+
+
+class FlowController:
+    """One partition's queue and gate.
+
+    `handle` may be called with any event at any time not before the last; it answers dispatches and drops in the order
+    they happened. Call it again with `Tick()` at `next_deadline()`, so that waiting ends when it should.
+    """
+
+    def __init__(self, config: FlowConfig) -> None:
+        self._requests: dict[str, Waiting] = {}
+        self._bands: dict[str, Band] = {}
+        self._by_priority: list[Band] = []
+        self._guaranteed: list[Band] = []
+        self._stages: dict[Stage, StageLoad] = {stage: StageLoad(stage) for stage in STAGES}
+        self._prefill = self._stages["prefill"]
+        self._decode = self._stages["decode"]
+        self._deadlines: list[tuple[float, int, Waiting]] = []
+        self._empty_deadlines: list[tuple[float, int, Waiting]] = []
+        self._empty_since: float | None = -inf
+        self._retry_at = inf
+        self._draining = False
+        self._predicted_ttft_s: float | None = None
+        self._meter = RateMeter()
+        self._order = 0
+        self._arrived = 0
+        self._dispatched = 0
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._outcomes: dict[Outcome, int] = {}
+        self._handlers: dict[type, Callable[[float, Any, list[Command]], None]] = {
+            Enqueue: self._on_enqueue,
+            Cancel: self._on_cancel,
+            StageReleased: self._on_stage_released,
+            Withdraw: self._on_withdraw,
+            PoolChanged: self._on_pool_changed,
+            NodeReport: self._on_observation,
+            PredictedTtft: self._on_observation,
+            Reconfigure: self._on_reconfigure,
+            Drain: self._on_drain,
+            Tick: self._on_tick,
+        }
+        self._configure(config)
+
+    # --- the machine ---------------------------------------------------------------------------------------------
+
+    def handle(self, now: float, event: Event) -> list[Command]:
+        """Take one event. What ran out before `now` is dropped first; what runs out at `now` only after dispatching."""
+        out: list[Command] = []
+        self._expire(now, False, out)
+        kind = type(event)
+        self._handlers[kind](now, event, out)
+        if kind is not Withdraw:
+            self._dispatch_while_room(now, out)
+        self._expire(now, True, out)
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When `handle` must be called again even if nothing happens; None while nothing waits with an end."""
+        times = [self._retry_at]
+        for heap in (self._deadlines, self._empty_deadlines):
+            while heap and heap[0][2].place is not Place.WAITING:
+                heappop(heap)
+            if heap:
+                times.append(heap[0][0])
+        earliest = min(times)
+        return None if earliest == inf else earliest
+
+    def saturation(self, stage: Stage) -> float:
+        """1.0 is full; more when a limit was lowered under running requests; infinite without a node."""
+        return self._detectors[stage].saturation(self._stages[stage])
+
+    @property
+    def totals(self) -> FlowTotals:
+        outcomes = self._outcomes
+        shutdown = outcomes.get(Outcome.EVICTED_SHUTTING_DOWN, 0)
+        return FlowTotals(
+            arrived=self._arrived,
+            dispatched=self._dispatched,
+            rejected=sum(outcomes.get(outcome, 0) for outcome in _REJECTED) + shutdown,
+            expired=sum(outcomes.get(outcome, 0) for outcome in _EXPIRED),
+            displaced=outcomes.get(Outcome.DISPLACED, 0),
+            cancelled=outcomes.get(Outcome.EVICTED_CONTEXT_CANCELLED, 0),
+            waiting=self._waiting,
+            waiting_bytes=self._waiting_bytes,
+        )
+
+    @property
+    def outcomes(self) -> dict[Outcome, int]:
+        """How many requests left with each outcome, `Dispatched` included."""
+        return {Outcome.DISPATCHED: self._dispatched, **self._outcomes}
+
+    def snapshot(self, now: float) -> FlowSnapshot:
+        """Everything a page shows, bands from the highest priority down."""
+        return FlowSnapshot(
+            bands=tuple(band_snapshot(now, band, self._expected_wait_s(now, band)) for band in self._by_priority),
+            stages={
+                stage: StageSnapshot(
+                    saturation=self.saturation(stage),
+                    in_flight=load.running,
+                    announced=load.announced,
+                    limit=self._detectors[stage].limit(load),
+                )
+                for stage, load in self._stages.items()
+            },
+            totals=self.totals,
+            gating_stage=self._gating_stage(),
+        )
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` naming what disagrees: counts, sums, places, and the accounting identity."""
+        t = self.totals
+        gone = t.dispatched + t.rejected + t.expired + t.displaced + t.cancelled
+        assert t.arrived == gone + t.waiting, f"arrived {t.arrived}, left {gone}, waiting {t.waiting}"
+        assert t.waiting == sum(len(band) for band in self._by_priority), "waiting and bands differ"
+        assert t.waiting_bytes == sum(band.waiting_bytes for band in self._by_priority), "waiting bytes differ"
+        places = [request.place for request in self._requests.values()]
+        assert places.count(Place.WAITING) == t.waiting, "waiting and places differ"
+        assert places.count(Place.PREFILL) == self._prefill.running == self._decode.announced, "prefill places differ"
+        assert places.count(Place.DECODE) == self._decode.running, "decode places differ"
+        for band in self._by_priority:
+            band.check_integrity()
+
+    # --- events --------------------------------------------------------------------------------------------------
+
+    def _on_enqueue(self, now: float, event: Enqueue, out: list[Command]) -> None:
+        request = event.request
+        if request.request_id in self._requests:
+            raise ValueError(f"request_id: expected one that is not known, got {request.request_id!r} again")
+        band = self._bands.get(request.band) or self._new_band(request)
+        self._arrived += 1
+        self._order += 1
+        waiting = Waiting(request, band, self._order, now)
+        if self._draining:
+            self._refuse(now, waiting, Outcome.REJECTED_SHUTTING_DOWN, "the gateway is shutting down", out)
+        elif self._empty_since is not None and self.config.empty_pool_ttl_s == 0:
+            self._refuse(now, waiting, Outcome.REJECTED_NO_ENDPOINTS, "no healthy node serves this model", out)
+        else:
+            full = self._make_room(now, waiting, out)
+            if full is None:
+                self._start_waiting(now, waiting)
+            else:
+                self._refuse(now, waiting, Outcome.REJECTED_CAPACITY, full, out)
+
+    def _on_cancel(self, now: float, event: Cancel, out: list[Command]) -> None:
+        waiting = self._requests.get(event.request_id)
+        if waiting is None:
+            return
+        if waiting.place is Place.WAITING:
+            self._evict(now, waiting, Outcome.EVICTED_CONTEXT_CANCELLED, "the client closed the connection", out)
+        else:
+            self._free_places(waiting)
+            self._forget(waiting)
+
+    def _on_stage_released(self, now: float, event: StageReleased, out: list[Command]) -> None:
+        waiting = self._requests.get(event.request_id)
+        if waiting is None or waiting.place is Place.WAITING:
+            return
+        if event.stage == "decode":
+            self._free_places(waiting)
+            self._forget(waiting)
+        elif waiting.place is Place.PREFILL:
+            self._free_places(waiting)
+            self._decode.running += 1
+            waiting.place = Place.DECODE
+
+    def _on_withdraw(self, now: float, event: Withdraw, out: list[Command]) -> None:
+        waiting = self._requests.get(event.request_id)
+        if waiting is None or waiting.place is Place.WAITING:
+            return
+        self._free_places(waiting)
+        self._dispatched -= 1
+        waiting.band.in_flight -= 1
+        waiting.band.uncount_dispatch(waiting.request.flow_id)
+        if self._draining:
+            self._refuse(now, waiting, Outcome.EVICTED_SHUTTING_DOWN, "the gateway is shutting down", out)
+            return
+        waiting.place = Place.WAITING
+        waiting.band.give_back(waiting)
+        self._count_waiting(waiting, 1)
+        self._watch_deadline(waiting)
+        self._retry_at = min(self._retry_at, now + WITHDRAWN_RETRY_S)
+
+    def _on_pool_changed(self, now: float, event: PoolChanged, out: list[Command]) -> None:
+        load = self._stages[event.stage]
+        load.healthy_nodes = event.healthy_nodes
+        load.reported_limit = event.reported_limit
+        empty = any(load.healthy_nodes <= 0 for load in self._stages.values())
+        if empty and self._empty_since is None:
+            self._empty_since = now
+        elif not empty:
+            self._empty_since = None
+        self._rebuild_empty_deadlines()
+
+    def _on_observation(self, now: float, event: NodeReport | PredictedTtft, out: list[Command]) -> None:
+        if isinstance(event, PredictedTtft):
+            self._predicted_ttft_s = event.seconds
+            observers = list(self._detectors.values())
+        else:
+            observers = [self._detectors[event.stage]]
+        for detector in observers:
+            detector.observe(now, event)
+
+    def _on_reconfigure(self, now: float, event: Reconfigure, out: list[Command]) -> None:
+        self._configure(event.config)
+
+    def _on_drain(self, now: float, event: Drain, out: list[Command]) -> None:
+        self._draining = True
+        for waiting in [w for w in self._requests.values() if w.place is Place.WAITING]:
+            self._evict(now, waiting, Outcome.EVICTED_SHUTTING_DOWN, "the gateway is shutting down", out)
+
+    def _on_tick(self, now: float, event: Tick, out: list[Command]) -> None:
+        """Only time passed; expiry and dispatch follow every event."""
+
+    # --- dispatching ---------------------------------------------------------------------------------------------
+
+    def _dispatch_while_room(self, now: float, out: list[Command]) -> None:
+        self._retry_at = inf
+        while self._waiting:
+            saturation = max(
+                self._prefill_detector.saturation(self._prefill), self._decode_detector.saturation(self._decode)
+            )
+            if saturation >= 1.0:
+                return
+            guaranteed = self._due_share(saturation) if self._guaranteed else None
+            band = guaranteed or self._highest(saturation)
+            if band is None:
+                return
+            self._dispatch_one(now, band, guaranteed is not None, out)
+
+    def _highest(self, saturation: float) -> Band | None:
+        """The highest band that waits and whose ceiling lets it."""
+        for band in self._by_priority:
+            if len(band) and saturation < band.config.ceiling:
+                return band
+        return None
+
+    def _due_share(self, saturation: float) -> Band | None:
+        """The band that is owed most of its guaranteed share, if any is owed a whole dispatch."""
+        due = [band for band in self._guaranteed if band.credit > 1 - 1e-9 and saturation < band.config.ceiling]
+        return max(due, key=lambda band: band.credit) if due else None
+
+    def _dispatch_one(self, now: float, band: Band, by_share: bool, out: list[Command]) -> None:
+        for waiting_band in self._guaranteed:
+            if len(waiting_band):
+                waiting_band.credit = min(waiting_band.credit + waiting_band.config.min_share, 2.0)
+        band.credit = max(0.0, band.credit - 1.0)
+        waiting = band.take_next()
+        self._count_waiting(waiting, -1)
+        waiting.place = Place.PREFILL
+        self._prefill.running += 1
+        self._decode.announced += 1
+        self._dispatched += 1
+        self._meter.count(now)
+        band.in_flight += 1
+        request = waiting.request
+        band.count_dispatch(now, request.flow_id)
+        why = "is owed its share" if by_share else "is the highest band waiting"
+        reason = (
+            f"band {band.name} ({band.config.priority}) {why}, {band.explanation}; "
+            f"prefill {self._prefill.requests}/{self._prefill_detector.limit(self._prefill)}, "
+            f"decode {self._decode.requests}/{self._decode_detector.limit(self._decode)} taken"
+        )
+        code = "min-share" if by_share else "highest-priority"
+        out.append(Dispatch(request.request_id, band.name, request.flow_id, now - waiting.enqueued_at, code, reason))
+
+    def _free_places(self, waiting: Waiting) -> None:
+        if waiting.place is Place.PREFILL:
+            self._prefill.running -= 1
+            self._decode.announced -= 1
+        elif waiting.place is Place.DECODE:
+            self._decode.running -= 1
+
+    def _forget(self, waiting: Waiting) -> None:
+        """A dispatched request is over."""
+        waiting.place = Place.GONE
+        waiting.band.in_flight -= 1
+        del self._requests[waiting.request.request_id]
+
+    # --- waiting and its end -------------------------------------------------------------------------------------
+
+    def _start_waiting(self, now: float, waiting: Waiting) -> None:
+        request = waiting.request
+        ttl_s = waiting.band.config.ttl_s or self.config.default_ttl_s or inf
+        if request.ttl_s is not None:
+            ttl_s = min(ttl_s, request.ttl_s)
+        waiting.deadline_at = now + ttl_s
+        self._requests[request.request_id] = waiting
+        waiting.band.add(waiting)
+        self._count_waiting(waiting, 1)
+        self._watch_deadline(waiting)
+
+    def _count_waiting(self, waiting: Waiting, step: int) -> None:
+        self._waiting += step
+        self._waiting_bytes += step * waiting.request.bytes
+
+    def _watch_deadline(self, waiting: Waiting) -> None:
+        if waiting.deadline_at < inf:
+            if len(self._deadlines) > 2 * self._waiting + 1024:
+                self._deadlines = [entry for entry in self._deadlines if entry[2].place is Place.WAITING]
+                heapify(self._deadlines)
+            heappush(self._deadlines, (waiting.deadline_at, waiting.order, waiting))
+        if self._empty_since is not None:
+            heappush(self._empty_deadlines, (self._empty_deadline(waiting), waiting.order, waiting))
+
+    def _empty_deadline(self, waiting: Waiting) -> float:
+        assert self._empty_since is not None
+        return max(waiting.enqueued_at, self._empty_since) + self.config.empty_pool_ttl_s
+
+    def _rebuild_empty_deadlines(self) -> None:
+        self._empty_deadlines = []
+        if self._empty_since is not None:
+            stuck = (w for w in self._requests.values() if w.place is Place.WAITING)
+            self._empty_deadlines = [(self._empty_deadline(w), w.order, w) for w in stuck]
+            heapify(self._empty_deadlines)
+
+    def _expire(self, now: float, at_now_too: bool, out: list[Command]) -> None:
+        for heap in (self._empty_deadlines, self._deadlines):
+            while heap and (heap[0][0] < now or (at_now_too and heap[0][0] == now)):
+                waiting = heappop(heap)[2]
+                if waiting.place is not Place.WAITING:
+                    continue
+                if self._empty_since is None:
+                    self._evict(now, waiting, Outcome.EVICTED_TTL, "waited as long as it may", out)
+                else:
+                    text = "no healthy node serves this model"
+                    self._evict(now, waiting, Outcome.EVICTED_NO_ENDPOINTS, text, out)
+
+    def _evict(self, now: float, waiting: Waiting, outcome: Outcome, message: str, out: list[Command]) -> None:
+        """A waiting request leaves without being dispatched."""
+        waiting.band.remove(waiting)
+        self._count_waiting(waiting, -1)
+        self._refuse(now, waiting, outcome, message, out)
+
+    def _refuse(self, now: float, waiting: Waiting, outcome: Outcome, message: str, out: list[Command]) -> None:
+        waiting.place = Place.GONE
+        request = waiting.request
+        self._requests.pop(request.request_id, None)
+        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+        waiting.band.count_drop(outcome)
+        out.append(
+            Drop(
+                request_id=request.request_id,
+                band=waiting.band.name,
+                flow_id=request.flow_id,
+                waited_s=now - waiting.enqueued_at,
+                outcome=outcome,
+                http_status=outcome.http_status,
+                reason_code=outcome.reason_code,
+                retry_after_s=self._retry_after_s(now, waiting.band, outcome),
+                message=message,
+            )
+        )
+
+    # --- limits and displacement ---------------------------------------------------------------------------------
+
+    def _make_room(self, now: float, waiting: Waiting, out: list[Command]) -> str | None:
+        """None when the request may wait, perhaps after displacing others; else the limit that is full."""
+        request, limits = waiting.request, self.config
+        full = None
+        if limits.max_bytes is not None and self._waiting_bytes + request.bytes > limits.max_bytes:
+            full = f"the queue holds its limit of {limits.max_bytes} bytes"
+        elif limits.max_requests is not None and self._waiting >= limits.max_requests:
+            full = f"the queue holds its limit of {limits.max_requests} requests"
+        victims = self._victims(waiting) if full is not None and limits.displacement else []
+        if full is not None and not victims:
+            return full
+        band, limit = waiting.band, waiting.band.config
+        if limit.max_bytes is not None and band.waiting_bytes + request.bytes > limit.max_bytes:
+            return f"band {band.name} holds its limit of {limit.max_bytes} bytes"
+        if limit.max_requests is not None and len(band) >= limit.max_requests:
+            return f"band {band.name} holds its limit of {limit.max_requests} requests"
+        for victim in victims:
+            text = f"gave way to a request of the higher band {band.name}"
+            self._evict(now, victim, Outcome.DISPLACED, text, out)
+        return None
+
+    def _victims(self, waiting: Waiting) -> list[Waiting]:
+        """Who must give way so that the request fits the global limits; empty when that cannot be reached."""
+        limits, request = self.config, waiting.request
+        need_requests = 0 if limits.max_requests is None else self._waiting + 1 - limits.max_requests
+        need_bytes = 0 if limits.max_bytes is None else self._waiting_bytes + request.bytes - limits.max_bytes
+        lower = [
+            b for b in self._by_priority if b.config.sheddable and b.config.priority < waiting.band.config.priority
+        ]
+        if sum(map(len, lower)) < need_requests or sum(b.waiting_bytes for b in lower) < need_bytes:
+            return []
+        victims: list[Waiting] = []
+        for band in reversed(lower):
+            for victim in band.shed_order():
+                if need_requests <= 0 and need_bytes <= 0:
+                    return victims
+                victims.append(victim)
+                need_requests -= 1
+                need_bytes -= victim.request.bytes
+        return victims
+
+    # --- configuration and estimates -----------------------------------------------------------------------------
+
+    def _configure(self, config: FlowConfig) -> None:
+        self.config = config
+        self._prefill_detector = make_detector(config.prefill)
+        self._decode_detector = make_detector(config.decode)
+        self._detectors: dict[Stage, SaturationDetector] = {
+            "prefill": self._prefill_detector,
+            "decode": self._decode_detector,
+        }
+        configured = {band.name: band for band in config.bands}
+        for name, band_config in configured.items():
+            if name in self._bands:
+                self._bands[name].reconfigure(band_config, True)
+            else:
+                self._bands[name] = Band(band_config, True)
+        for name, band in self._bands.items():
+            if name not in configured:
+                band.reconfigure(band.config, False)
+        self._drop_unused_bands(0)
+        self._sort_bands()
+        self._rebuild_empty_deadlines()
+
+    def _new_band(self, request: FlowRequest) -> Band:
+        """A band nobody configured, from the default template, so that it never gets another band's treatment."""
+        self._drop_unused_bands(MAX_EMPTY_UNCONFIGURED_BANDS - 1)
+        band = Band(self.config.band_for(request.band, request.priority), False)
+        self._bands[request.band] = band
+        self._sort_bands()
+        return band
+
+    def _drop_unused_bands(self, keep: int) -> None:
+        unused = [n for n, band in self._bands.items() if not (band.configured or len(band) or band.in_flight)]
+        for name in unused[: max(0, len(unused) - keep)]:
+            del self._bands[name]
+
+    def _sort_bands(self) -> None:
+        self._by_priority = sorted(self._bands.values(), key=lambda b: (-b.config.priority, not b.configured, b.name))
+        self._guaranteed = [band for band in self._by_priority if band.config.min_share > 0]
+
+    def _gating_stage(self) -> Stage | None:
+        if not self._waiting:
+            return None
+        fullest = max(STAGES, key=self.saturation)
+        return fullest if self.saturation(fullest) >= 1.0 else None
+
+    def _expected_wait_s(self, now: float, band: Band) -> float | None:
+        ahead = sum(len(other) for other in self._by_priority if other.config.priority >= band.config.priority)
+        if ahead == 0:
+            return 0.0
+        rate = self._meter.per_second(now)
+        return ahead / rate if rate > 1e-6 else None
+
+    def _retry_after_s(self, now: float, band: Band, outcome: Outcome) -> int | None:
+        """Whole seconds: for a full queue what the queue ahead takes and the predicted TTFT, from 1 to 30."""
+        if outcome is Outcome.EVICTED_CONTEXT_CANCELLED:
+            return None
+        if outcome in (Outcome.REJECTED_SHUTTING_DOWN, Outcome.EVICTED_SHUTTING_DOWN):
+            return SHUTTING_DOWN_RETRY_S
+        if outcome in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
+            return NO_ENDPOINTS_RETRY_S
+        wait_s = self._expected_wait_s(now, band)
+        if wait_s is None:
+            return MAX_RETRY_S
+        return max(MIN_RETRY_S, min(MAX_RETRY_S, ceil(wait_s + (self._predicted_ttft_s or 0.0))))
