@@ -7,13 +7,14 @@ place in the same step, so any number of requests arriving in one instant never 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from math import ceil, inf
 from typing import Any, Final
 
 from apps.flowcontrol.domain.bands import Band, RateMeter
+from apps.flowcontrol.domain.capacity import admit
 from apps.flowcontrol.domain.commands import Command, Dispatch, Drop, Outcome
 from apps.flowcontrol.domain.config import FlowConfig
+from apps.flowcontrol.domain.deadlines import DeadlineQueue
 from apps.flowcontrol.domain.events import (
     STAGES,
     Cancel,
@@ -34,6 +35,8 @@ from apps.flowcontrol.domain.saturation import SaturationDetector, StageLoad, ma
 from apps.flowcontrol.domain.snapshot import FlowSnapshot, FlowTotals, StageSnapshot, band_snapshot
 from apps.flowcontrol.domain.waiting import Place, Waiting
 
+NO_ENDPOINTS: Final = "no healthy node serves this model"
+SHUTTING_DOWN: Final = "the gateway is shutting down"
 WITHDRAWN_RETRY_S: Final = 0.05
 NO_ENDPOINTS_RETRY_S: Final = 10
 SHUTTING_DOWN_RETRY_S: Final = 5
@@ -60,8 +63,8 @@ class FlowController:
         self._stages: dict[Stage, StageLoad] = {stage: StageLoad(stage) for stage in STAGES}
         self._prefill = self._stages["prefill"]
         self._decode = self._stages["decode"]
-        self._deadlines: list[tuple[float, int, Waiting]] = []
-        self._empty_deadlines: list[tuple[float, int, Waiting]] = []
+        self._deadlines = DeadlineQueue()
+        self._empty_deadlines = DeadlineQueue()
         self._empty_since: float | None = -inf
         self._retry_at = inf
         self._draining = False
@@ -102,13 +105,7 @@ class FlowController:
 
     def next_deadline(self) -> float | None:
         """When `handle` must be called again even if nothing happens; None while nothing waits with an end."""
-        times = [self._retry_at]
-        for heap in (self._deadlines, self._empty_deadlines):
-            while heap and heap[0][2].place is not Place.WAITING:
-                heappop(heap)
-            if heap:
-                times.append(heap[0][0])
-        earliest = min(times)
+        earliest = min(self._retry_at, self._deadlines.earliest(), self._empty_deadlines.earliest())
         return None if earliest == inf else earliest
 
     def saturation(self, stage: Stage) -> float:
@@ -177,15 +174,18 @@ class FlowController:
         self._order += 1
         waiting = Waiting(request, band, self._order, now)
         if self._draining:
-            self._refuse(now, waiting, Outcome.REJECTED_SHUTTING_DOWN, "the gateway is shutting down", out)
+            self._refuse(now, waiting, Outcome.REJECTED_SHUTTING_DOWN, SHUTTING_DOWN, out)
         elif self._empty_since is not None and self.config.empty_pool_ttl_s == 0:
-            self._refuse(now, waiting, Outcome.REJECTED_NO_ENDPOINTS, "no healthy node serves this model", out)
+            self._refuse(now, waiting, Outcome.REJECTED_NO_ENDPOINTS, NO_ENDPOINTS, out)
         else:
-            full = self._make_room(now, waiting, out)
-            if full is None:
-                self._start_waiting(now, waiting)
-            else:
-                self._refuse(now, waiting, Outcome.REJECTED_CAPACITY, full, out)
+            admission = admit(request, band, self.config, self._by_priority, self._waiting, self._waiting_bytes)
+            if admission.full is not None:
+                self._refuse(now, waiting, Outcome.REJECTED_CAPACITY, admission.full, out)
+                return
+            for victim in admission.victims:
+                text = f"gave way to a request of the higher band {band.name}"
+                self._evict(now, victim, Outcome.DISPLACED, text, out)
+            self._start_waiting(now, waiting)
 
     def _on_cancel(self, now: float, event: Cancel, out: list[Command]) -> None:
         waiting = self._requests.get(event.request_id)
@@ -218,7 +218,7 @@ class FlowController:
         waiting.band.in_flight -= 1
         waiting.band.uncount_dispatch(waiting.request.flow_id)
         if self._draining:
-            self._refuse(now, waiting, Outcome.EVICTED_SHUTTING_DOWN, "the gateway is shutting down", out)
+            self._refuse(now, waiting, Outcome.EVICTED_SHUTTING_DOWN, SHUTTING_DOWN, out)
             return
         waiting.place = Place.WAITING
         waiting.band.give_back(waiting)
@@ -235,7 +235,7 @@ class FlowController:
             self._empty_since = now
         elif not empty:
             self._empty_since = None
-        self._rebuild_empty_deadlines()
+        self._rewatch_empty_pool()
 
     def _on_observation(self, now: float, event: NodeReport | PredictedTtft, out: list[Command]) -> None:
         if isinstance(event, PredictedTtft):
@@ -252,7 +252,7 @@ class FlowController:
     def _on_drain(self, now: float, event: Drain, out: list[Command]) -> None:
         self._draining = True
         for waiting in [w for w in self._requests.values() if w.place is Place.WAITING]:
-            self._evict(now, waiting, Outcome.EVICTED_SHUTTING_DOWN, "the gateway is shutting down", out)
+            self._evict(now, waiting, Outcome.EVICTED_SHUTTING_DOWN, SHUTTING_DOWN, out)
 
     def _on_tick(self, now: float, event: Tick, out: list[Command]) -> None:
         """Only time passed; expiry and dispatch follow every event."""
@@ -340,36 +340,27 @@ class FlowController:
         self._waiting_bytes += step * waiting.request.bytes
 
     def _watch_deadline(self, waiting: Waiting) -> None:
-        if waiting.deadline_at < inf:
-            if len(self._deadlines) > 2 * self._waiting + 1024:
-                self._deadlines = [entry for entry in self._deadlines if entry[2].place is Place.WAITING]
-                heapify(self._deadlines)
-            heappush(self._deadlines, (waiting.deadline_at, waiting.order, waiting))
+        self._deadlines.watch(waiting.deadline_at, waiting, self._waiting)
         if self._empty_since is not None:
-            heappush(self._empty_deadlines, (self._empty_deadline(waiting), waiting.order, waiting))
+            self._empty_deadlines.watch(self._empty_deadline(waiting), waiting, self._waiting)
 
     def _empty_deadline(self, waiting: Waiting) -> float:
         assert self._empty_since is not None
         return max(waiting.enqueued_at, self._empty_since) + self.config.empty_pool_ttl_s
 
-    def _rebuild_empty_deadlines(self) -> None:
-        self._empty_deadlines = []
-        if self._empty_since is not None:
-            stuck = (w for w in self._requests.values() if w.place is Place.WAITING)
-            self._empty_deadlines = [(self._empty_deadline(w), w.order, w) for w in stuck]
-            heapify(self._empty_deadlines)
+    def _rewatch_empty_pool(self) -> None:
+        stuck = (
+            [w for w in self._requests.values() if w.place is Place.WAITING] if self._empty_since is not None else []
+        )
+        self._empty_deadlines.replace((self._empty_deadline(w), w) for w in stuck)
 
     def _expire(self, now: float, at_now_too: bool, out: list[Command]) -> None:
-        for heap in (self._empty_deadlines, self._deadlines):
-            while heap and (heap[0][0] < now or (at_now_too and heap[0][0] == now)):
-                waiting = heappop(heap)[2]
-                if waiting.place is not Place.WAITING:
-                    continue
+        for deadlines in (self._empty_deadlines, self._deadlines):
+            while waiting := deadlines.pop_due(now, at_now_too):
                 if self._empty_since is None:
                     self._evict(now, waiting, Outcome.EVICTED_TTL, "waited as long as it may", out)
                 else:
-                    text = "no healthy node serves this model"
-                    self._evict(now, waiting, Outcome.EVICTED_NO_ENDPOINTS, text, out)
+                    self._evict(now, waiting, Outcome.EVICTED_NO_ENDPOINTS, NO_ENDPOINTS, out)
 
     def _evict(self, now: float, waiting: Waiting, outcome: Outcome, message: str, out: list[Command]) -> None:
         """A waiting request leaves without being dispatched."""
@@ -397,49 +388,6 @@ class FlowController:
             )
         )
 
-    # --- limits and displacement ---------------------------------------------------------------------------------
-
-    def _make_room(self, now: float, waiting: Waiting, out: list[Command]) -> str | None:
-        """None when the request may wait, perhaps after displacing others; else the limit that is full."""
-        request, limits = waiting.request, self.config
-        full = None
-        if limits.max_bytes is not None and self._waiting_bytes + request.bytes > limits.max_bytes:
-            full = f"the queue holds its limit of {limits.max_bytes} bytes"
-        elif limits.max_requests is not None and self._waiting >= limits.max_requests:
-            full = f"the queue holds its limit of {limits.max_requests} requests"
-        victims = self._victims(waiting) if full is not None and limits.displacement else []
-        if full is not None and not victims:
-            return full
-        band, limit = waiting.band, waiting.band.config
-        if limit.max_bytes is not None and band.waiting_bytes + request.bytes > limit.max_bytes:
-            return f"band {band.name} holds its limit of {limit.max_bytes} bytes"
-        if limit.max_requests is not None and len(band) >= limit.max_requests:
-            return f"band {band.name} holds its limit of {limit.max_requests} requests"
-        for victim in victims:
-            text = f"gave way to a request of the higher band {band.name}"
-            self._evict(now, victim, Outcome.DISPLACED, text, out)
-        return None
-
-    def _victims(self, waiting: Waiting) -> list[Waiting]:
-        """Who must give way so that the request fits the global limits; empty when that cannot be reached."""
-        limits, request = self.config, waiting.request
-        need_requests = 0 if limits.max_requests is None else self._waiting + 1 - limits.max_requests
-        need_bytes = 0 if limits.max_bytes is None else self._waiting_bytes + request.bytes - limits.max_bytes
-        lower = [
-            b for b in self._by_priority if b.config.sheddable and b.config.priority < waiting.band.config.priority
-        ]
-        if sum(map(len, lower)) < need_requests or sum(b.waiting_bytes for b in lower) < need_bytes:
-            return []
-        victims: list[Waiting] = []
-        for band in reversed(lower):
-            for victim in band.shed_order():
-                if need_requests <= 0 and need_bytes <= 0:
-                    return victims
-                victims.append(victim)
-                need_requests -= 1
-                need_bytes -= victim.request.bytes
-        return victims
-
     # --- configuration and estimates -----------------------------------------------------------------------------
 
     def _configure(self, config: FlowConfig) -> None:
@@ -461,7 +409,7 @@ class FlowController:
                 band.reconfigure(band.config, False)
         self._drop_unused_bands(0)
         self._sort_bands()
-        self._rebuild_empty_deadlines()
+        self._rewatch_empty_pool()
 
     def _new_band(self, request: FlowRequest) -> Band:
         """A band nobody configured, from the default template, so that it never gets another band's treatment."""
