@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.core.exceptions import ValidationError
 from django.utils.deconstruct import deconstructible
@@ -50,6 +51,17 @@ class JsonFields:
 
     def __hash__(self) -> int:
         return hash(tuple(self.fields.items()))
+
+
+def http_url(value: str) -> None:
+    """An http or https address. Host names without a dot are fine: containers and clusters use them."""
+    try:
+        parts = urlsplit(value)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or not value.isprintable() or " " in value:
+        raise ValidationError("expected an address such as http://127.0.0.1:8200/nodes/name", "not-an-address")
 
 
 def _matches(value: Any, expected: str) -> bool:

@@ -31,7 +31,7 @@ def create_band(partition: Partition, name: str, priority: int, actor: Actor, re
         records.apply(band, {"priority": priority, **fields}, _BAND_FIELDS)
         _check_bands(band)
         band.save()
-        _publish(partition, actor, reason or f"band {name} created")
+        publish(partition, actor, reason or f"band {name} created")
     return band
 
 
@@ -44,7 +44,7 @@ def update_band(band: Band, actor: Actor, reason: str = "", **changes: Any) -> B
             _check_bands(row)
             row.save()
             what = ", ".join(f"{name} {value}" for name, value in changes.items())
-            _publish(row.partition, actor, reason or f"band {row.name}: {what}")
+            publish(row.partition, actor, reason or f"band {row.name}: {what}")
     return row
 
 
@@ -63,7 +63,7 @@ def set_priorities(partition: Partition, priorities: Mapping[str, int], actor: A
             raise Conflict("two bands would have the same priority", "priority-taken")
         for name in priorities:
             bands[name].save(update_fields=["priority"])
-        _publish(partition, actor, reason or "priorities edited")
+        publish(partition, actor, reason or "priorities edited")
     return list(bands_of(partition))
 
 
@@ -75,7 +75,7 @@ def delete_band(band: Band, actor: Actor, reason: str = "") -> None:
         if users:
             raise Conflict(f"band {band.name} is used by {', '.join(users)}", "band-in-use")
         band.delete()
-        _publish(band.partition, actor, reason or f"band {band.name} removed")
+        publish(band.partition, actor, reason or f"band {band.name} removed")
 
 
 def create_objective(
@@ -87,7 +87,7 @@ def create_objective(
         _check_same_partition(band, partition)
         records.apply(objective, {"band": band, **fields}, _OBJECTIVE_FIELDS)
         objective.save()
-        _publish(partition, actor, reason or f"objective {name} created")
+        publish(partition, actor, reason or f"objective {name} created")
     return objective
 
 
@@ -99,7 +99,7 @@ def update_objective(objective: Objective, actor: Actor, reason: str = "", **cha
             _check_same_partition(changes["band"], row.partition)
         if records.apply(row, changes, _OBJECTIVE_FIELDS):
             row.save()
-            _publish(row.partition, actor, reason or f"objective {row.name} edited")
+            publish(row.partition, actor, reason or f"objective {row.name} edited")
     return row
 
 
@@ -110,7 +110,7 @@ def delete_objective(objective: Objective, actor: Actor, reason: str = "") -> No
         if users:
             raise Conflict(f"objective {objective.name} is the default of {', '.join(users)}", "objective-in-use")
         objective.delete()
-        _publish(objective.partition, actor, reason or f"objective {objective.name} removed")
+        publish(objective.partition, actor, reason or f"objective {objective.name} removed")
 
 
 def update_flow_settings(partition: Partition, actor: Actor, reason: str = "", **changes: Any) -> FlowSettings:
@@ -122,19 +122,13 @@ def update_flow_settings(partition: Partition, actor: Actor, reason: str = "", *
             changes["default_band"] = _checked_template(row.default_band, changes["default_band"])
         if records.apply(row, changes, _FLOW_FIELDS):
             row.save()
-            _publish(partition, actor, reason or "flow settings edited")
+            publish(partition, actor, reason or "flow settings edited")
     return row
 
 
 def _lock(partition: Partition) -> None:
     """Edits of a partition's bands wait for each other, so that their checks hold when they commit."""
     records.locked(partition)
-
-
-def _publish(partition: Partition, actor: Actor, reason: str) -> None:
-    # A partition that is still being described has no nodes yet; its first publication follows.
-    if partition.nodes.exists():
-        publish(partition, actor, reason)
 
 
 def _check_bands(band: Band) -> None:

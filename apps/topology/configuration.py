@@ -43,14 +43,17 @@ def latest(partition: Partition) -> ConfigurationVersion | None:
     return ConfigurationVersion.objects.filter(partition=partition).order_by("-version").first()
 
 
-def publish(partition: Partition, actor: Actor, reason: str) -> ConfigurationVersion:
+def publish(partition: Partition, actor: Actor, reason: str) -> ConfigurationVersion | None:
     """Stores a new version and, once committed, sends it. An unchanged document keeps its version and is sent again.
 
+    None while the partition has no nodes: it is still being described, and a gateway could do nothing with it.
     Redis being away does not undo the edit: the version stays, `republish` sends it later, and until then the gateway's
     snapshot shows the older `config_version`.
     """
     with transaction.atomic():
         locked = Partition.objects.select_for_update().get(pk=partition.pk)
+        if not locked.nodes.exists():
+            return None
         last = latest(locked)
         # A round trip through JSON, so that what is compared is what was stored.
         content = json.loads(json.dumps(build_document(locked)))

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from apps.topology.choices import Engine, NodeState, Phase, RoutingPolicy
 from controlplane.audit import audited
-from controlplane.validators import Between, JsonFields
+from controlplane.validators import Between, JsonFields, http_url
 
 _MODEL = JsonFields(
     name="text",
@@ -60,7 +60,7 @@ class Partition(models.Model):
     title = models.CharField(max_length=120, blank=True)
     model = models.JSONField(validators=[_MODEL], help_text="section `model` of the configuration document")
     network = models.JSONField(validators=[_NETWORK], help_text="section `network` of the configuration document")
-    gateway_url = models.URLField(max_length=200)
+    gateway_url = models.CharField(max_length=200, validators=[http_url])
     routing_policy = models.CharField(max_length=32, choices=RoutingPolicy.choices, default=RoutingPolicy.TTFT)
     lease = models.JSONField(default=default_lease, validators=[_LEASE])
 
@@ -78,7 +78,7 @@ class Node(models.Model):
     partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="nodes")
     name = models.SlugField(max_length=63, unique=True)
     order = models.PositiveIntegerField()
-    url = models.URLField(max_length=200)
+    url = models.CharField(max_length=200, validators=[http_url])
     engine = models.CharField(max_length=32, choices=Engine.choices)
     hardware_class = models.CharField(max_length=63)
     coefficients = models.JSONField(validators=[_COEFFICIENTS])

@@ -30,7 +30,7 @@ def create_cluster(name: str, actor: Actor, reason: str = "", *, title: str = ""
 
 
 def create_partition(cluster: Cluster, name: str, actor: Actor, reason: str = "", **fields: Any) -> Partition:
-    """A partition without nodes; not published yet, since a gateway needs bands and objectives first."""
+    """A partition without nodes; it is not published until it has some."""
     with change(actor, reason, role="administrator"):
         partition = Partition(cluster=cluster, name=name)
         records.apply(partition, fields, _PARTITION_FIELDS)
@@ -58,7 +58,7 @@ def create_node(
     phase: str,
     **fields: Any,
 ) -> Node:
-    """A node as the agent's specification has it: generation 0. Call `publish` when all of them exist."""
+    """A node as its agent starts: generation 0. Does not publish; call `configuration.publish` when all of them exist."""
     with change(actor, reason, role="administrator"):
         node = Node(partition=partition, name=name, order=order, engine=engine, desired_phase=phase)
         records.apply(node, fields, _NODE_FIELDS)
