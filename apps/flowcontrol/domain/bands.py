@@ -54,8 +54,8 @@ class Band:
         self._lines: dict[str, Line] = {}
         self._fairness: FairnessPolicy = FAIRNESS[config.fairness]()
 
-    def __len__(self) -> int:
-        """Requests waiting."""
+    @property
+    def waiting_requests(self) -> int:
         return len(self._members)
 
     @property

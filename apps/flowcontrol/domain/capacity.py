@@ -35,7 +35,11 @@ def admit(
             return Admission(full)
     limits = band.config
     full = _full(
-        f"band {band.name}", limits.max_bytes, limits.max_requests, band.waiting_bytes + request.bytes, len(band) + 1
+        f"band {band.name}",
+        limits.max_bytes,
+        limits.max_requests,
+        band.waiting_bytes + request.bytes,
+        band.waiting_requests + 1,
     )
     return Admission(full) if full is not None else Admission(None, victims)
 
@@ -55,7 +59,7 @@ def _victims(
     need_requests = 0 if config.max_requests is None else waiting + 1 - config.max_requests
     need_bytes = 0 if config.max_bytes is None else waiting_bytes + request.bytes - config.max_bytes
     lower = [b for b in bands if b.config.sheddable and b.config.priority < band.config.priority]
-    if sum(map(len, lower)) < need_requests or sum(b.waiting_bytes for b in lower) < need_bytes:
+    if sum(b.waiting_requests for b in lower) < need_requests or sum(b.waiting_bytes for b in lower) < need_bytes:
         return []
     victims: list[Waiting] = []
     for lower_band in reversed(lower):

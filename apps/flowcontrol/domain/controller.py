@@ -154,7 +154,7 @@ class FlowController:
         t = self.totals
         gone = t.dispatched + t.rejected + t.expired + t.displaced + t.cancelled
         assert t.arrived == gone + t.waiting, f"arrived {t.arrived}, left {gone}, waiting {t.waiting}"
-        assert t.waiting == sum(len(band) for band in self._by_priority), "waiting and bands differ"
+        assert t.waiting == sum(band.waiting_requests for band in self._by_priority), "waiting and bands differ"
         assert t.waiting_bytes == sum(band.waiting_bytes for band in self._by_priority), "waiting bytes differ"
         places = [request.place for request in self._requests.values()]
         assert places.count(Place.WAITING) == t.waiting, "waiting and places differ"
@@ -169,7 +169,9 @@ class FlowController:
         request = event.request
         if request.request_id in self._requests:
             raise ValueError(f"request_id: expected one that is not known, got {request.request_id!r} again")
-        band = self._bands.get(request.band) or self._new_band(request)
+        band = self._bands.get(request.band)
+        if band is None:
+            band = self._new_band(request)
         self._arrived += 1
         self._order += 1
         waiting = Waiting(request, band, self._order, now)
@@ -268,7 +270,7 @@ class FlowController:
             if saturation >= 1.0:
                 return
             guaranteed = self._due_share(saturation) if self._guaranteed else None
-            band = guaranteed or self._highest(saturation)
+            band = guaranteed if guaranteed is not None else self._highest(saturation)
             if band is None:
                 return
             self._dispatch_one(now, band, guaranteed is not None, out)
@@ -276,7 +278,7 @@ class FlowController:
     def _highest(self, saturation: float) -> Band | None:
         """The highest band that waits and whose ceiling lets it."""
         for band in self._by_priority:
-            if len(band) and saturation < band.config.ceiling:
+            if band.waiting_requests and saturation < band.config.ceiling:
                 return band
         return None
 
@@ -287,7 +289,7 @@ class FlowController:
 
     def _dispatch_one(self, now: float, band: Band, by_share: bool, out: list[Command]) -> None:
         for waiting_band in self._guaranteed:
-            if len(waiting_band):
+            if waiting_band.waiting_requests:
                 waiting_band.credit = min(waiting_band.credit + waiting_band.config.min_share, 2.0)
         band.credit = max(0.0, band.credit - 1.0)
         waiting = band.take_next()
@@ -420,7 +422,9 @@ class FlowController:
         return band
 
     def _drop_unused_bands(self, keep: int) -> None:
-        unused = [n for n, band in self._bands.items() if not (band.configured or len(band) or band.in_flight)]
+        unused = [
+            n for n, band in self._bands.items() if not (band.configured or band.waiting_requests or band.in_flight)
+        ]
         for name in unused[: max(0, len(unused) - keep)]:
             del self._bands[name]
 
@@ -435,7 +439,9 @@ class FlowController:
         return fullest if self.saturation(fullest) >= 1.0 else None
 
     def _expected_wait_s(self, now: float, band: Band) -> float | None:
-        ahead = sum(len(other) for other in self._by_priority if other.config.priority >= band.config.priority)
+        ahead = sum(
+            other.waiting_requests for other in self._by_priority if other.config.priority >= band.config.priority
+        )
         if ahead == 0:
             return 0.0
         rate = self._meter.per_second(now)

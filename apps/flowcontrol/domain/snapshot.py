@@ -85,7 +85,7 @@ def band_snapshot(now: float, band: Band, expected_wait_s: float | None) -> Band
     return BandSnapshot(
         name=band.name,
         priority=band.config.priority,
-        waiting=len(band),
+        waiting=band.waiting_requests,
         waiting_bytes=band.waiting_bytes,
         oldest_s=now - min(oldest_at.values()) if oldest_at else None,
         expected_wait_s=expected_wait_s,
