@@ -132,7 +132,8 @@ def _no_delay(request: web.Request) -> None:
 
 
 async def _process_health(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok", "nodes": sorted(request.app[NODES])})
+    nodes = request.app[NODES]
+    return web.json_response({"status": "ok", "nodes": sorted(nodes)})
 
 
 async def _health(_request: web.Request, node: NodeAgent) -> web.Response:
