@@ -18,12 +18,12 @@ def apply(row: Row, changes: dict[str, Any], editable: Collection[str]) -> bool:
     for name in changes:
         if name not in editable:
             raise InvalidField(name, f"cannot be edited here; expected one of {', '.join(sorted(editable))}")
-    differs = False
+    columns = [row._meta.get_field(name).attname for name in changes]  # type: ignore[union-attr]
+    before = [getattr(row, column) for column in columns]
     for name, value in changes.items():
-        differs |= getattr(row, name) != value
         setattr(row, name, value)
     validate(row)
-    return differs
+    return before != [getattr(row, column) for column in columns]
 
 
 def validate(row: Model) -> None:

@@ -28,8 +28,9 @@ def create_band(partition: Partition, name: str, priority: int, actor: Actor, re
     with change(actor, reason, role="operator"):
         _lock(partition)
         band = Band(partition=partition, name=name)
+        _check_priority(band, priority)
         records.apply(band, {"priority": priority, **fields}, _BAND_FIELDS)
-        _check_bands(band)
+        _check_shares(band)
         band.save()
         publish(partition, actor, reason or f"band {name} created")
     return band
@@ -40,8 +41,9 @@ def update_band(band: Band, actor: Actor, reason: str = "", **changes: Any) -> B
     with change(actor, reason, role="operator"):
         _lock(band.partition)
         row = records.locked(band)
+        _check_priority(row, changes.get("priority", row.priority))
         if records.apply(row, changes, _BAND_FIELDS):
-            _check_bands(row)
+            _check_shares(row)
             row.save()
             what = ", ".join(f"{name} {value}" for name, value in changes.items())
             publish(row.partition, actor, reason or f"band {row.name}: {what}")
@@ -131,12 +133,16 @@ def _lock(partition: Partition) -> None:
     records.locked(partition)
 
 
-def _check_bands(band: Band) -> None:
-    others = Band.objects.filter(partition=band.partition).exclude(pk=band.pk)
-    holder = others.filter(priority=band.priority).first()
-    if holder is not None:
-        raise Conflict(f"band {holder.name} has priority {band.priority} already", "priority-taken")
-    shares = others.aggregate(total=Sum("min_share"))["total"] or 0.0
+def _check_priority(band: Band, priority: Any) -> None:
+    """Refuses a priority that another band has; one that is no priority at all is left to the field's own check."""
+    if isinstance(priority, int):
+        holder = band.partition.bands.filter(priority=priority).exclude(pk=band.pk).first()
+        if holder is not None:
+            raise Conflict(f"band {holder.name} has priority {priority} already", "priority-taken")
+
+
+def _check_shares(band: Band) -> None:
+    shares = band.partition.bands.exclude(pk=band.pk).aggregate(total=Sum("min_share"))["total"] or 0.0
     if shares + band.min_share > 1.0:
         raise InvalidField("min_share", f"expected at most {1.0 - shares:.3g}: the other bands have the rest")
 
