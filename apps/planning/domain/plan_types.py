@@ -8,6 +8,7 @@ from typing import Any, Literal
 from apps.planning.domain.capacity import NodeCapacity, Workload
 from apps.planning.domain.gate import GateResult
 
+OUTAGE_GRACE_S = 10.0
 Mode = Literal["automatic", "approve", "advisory", "frozen"]
 
 
@@ -15,15 +16,16 @@ Mode = Literal["automatic", "approve", "advisory", "frozen"]
 class PlannerNode:
     """One node as the planner sees it.
 
-    `available` nodes are enabled and answer; only they count. `fit_ok` is False when the learned model is too wrong to
+    `available` nodes are enabled and answer; only they count. `down_s` is how long the others have not answered. `fit_ok` is False when the learned model is too wrong to
     plan with. `switch_s` is how long the node serves nothing while it switches (a symmetric engine: about 0).
     """
 
     name: str
     order: int
-    phase: Literal["prefill", "decode", "mixed"]
+    phase: str
     capacity: NodeCapacity
     available: bool = True
+    down_s: float = 0.0
     draining: bool = False
     source: Literal["learned", "configured"] = "configured"
     fit_ok: bool = True
@@ -65,6 +67,16 @@ class PlannerState:
     @property
     def available(self) -> tuple[PlannerNode, ...]:
         return tuple(node for node in self.nodes if node.available)
+
+    @property
+    def outage(self) -> str | None:
+        """The phase that has lost its last node, once that has lasted longer than a process takes to restart."""
+        for phase in ("prefill", "decode"):
+            serving = [node for node in self.available if node.phase in (phase, "mixed")]
+            lost = [node for node in self.nodes if not node.available and node.phase == phase]
+            if not serving and all(node.down_s >= OUTAGE_GRACE_S for node in lost):
+                return phase
+        return None
 
     def names(self, phase: str) -> tuple[str, ...]:
         return tuple(node.name for node in self.available if node.phase == phase)

@@ -36,7 +36,7 @@ def evaluate(state: PlannerState, window: Sequence[SliceView]) -> Decision:
     taken at once, without gate or cooldown.
     """
     current: Assignment = {node.name: node.phase for node in state.available}
-    emergency = not ({"prefill", "mixed"} & set(current.values())) or not ({"decode", "mixed"} & set(current.values()))
+    emergency = state.outage is not None
     loads = [piece.workload for piece in window if piece.workload]
     base = _mean([_theta(state, current, load).theta for load in loads])
     evidence = Evidence(window, base, _worst_wait(state, current, window))
@@ -57,7 +57,11 @@ def evaluate(state: PlannerState, window: Sequence[SliceView]) -> Decision:
     elif chosen is None:
         verdict, rule, reason = "hold", *_why_none(candidates)
     elif emergency:
-        verdict, rule, reason = "switch", "empty_phase", "a phase has no node: the split is restored at once"
+        verdict, rule, reason = (
+            "switch",
+            "empty_phase",
+            f"no node is left to {state.outage}: the split is restored at once",
+        )
     else:
         verdict, rule, reason = "switch", "switch", f"{_label(chosen)}: {chosen.gate.reason}"
     return Decision(

@@ -19,7 +19,7 @@ from apps.planning.domain.capacity import (
 )
 from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients
 
-VECTORS = json.loads((Path(__file__).parents[1] / "data" / "formula_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "data" / "formula_vectors.json").read_text())
 EXPECTED = VECTORS["capacity_u8192_rho1_Bcap128"]
 PREFILL = PrefillCoefficients(*VECTORS["C_prefill"])
 DECODE = DecodeCoefficients(*VECTORS["D_decode"], experts=256, experts_per_token=8, t_fwd=3)

@@ -7,7 +7,7 @@ import pytest
 
 from apps.planning.domain.gate import judge, widened_standard_error
 
-VECTORS = json.loads((Path(__file__).parents[1] / "data" / "formula_vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "data" / "formula_vectors.json").read_text())
 CASES = VECTORS["gate_base4.0"]
 
 

@@ -163,10 +163,15 @@ def test_of_unequal_nodes_the_one_that_suits_prefill_moves():
 
 
 def test_an_empty_phase_is_filled_at_once_in_spite_of_gate_and_cooldown():
-    nodes = tuple(replace(n, available=n.phase == "decode") for n in cluster(1, 8))
+    nodes = tuple(replace(n, available=n.phase == "decode", down_s=10.0) for n in cluster(1, 8))
     decision = evaluate(state(nodes=nodes, last_switch=LastSwitch(NOW - 1, 1)), [])
     assert (decision.verdict, decision.rule) == ("switch", "empty_phase")
     assert len(decision.chosen.moves) == 1
+
+
+def test_a_node_that_only_restarts_does_not_turn_the_split_round():
+    nodes = tuple(replace(n, available=n.phase == "decode", down_s=3.0) for n in cluster(1, 8))
+    assert evaluate(state(nodes=nodes), []).verdict == "hold"
 
 
 def test_mixed_nodes_count_half_in_each_phase_and_get_one_by_a_plan():
