@@ -128,9 +128,10 @@ def advance(
     Raises InvalidTransition for a roll-back that comes too late, SwitchOrder.DoesNotExist for an unknown order.
     """
     with change(actor, f"switch order {order_id}"):
-        order = SwitchOrder.objects.select_for_update(of=("self",)).select_related("partition").get(pk=order_id)
-        # Same order of locks as everywhere: the partition, then its nodes.
+        order = SwitchOrder.objects.select_related("partition").get(pk=order_id)
+        # The partition first, as every service locks it, so that two of them never wait for each other crosswise.
         records.locked(order.partition)
+        order = SwitchOrder.objects.select_for_update(of=("self",)).select_related("partition").get(pk=order_id)
         nodes = {node.name: node for node in Node.objects.select_for_update().filter(partition=order.partition)}
         steps = list(order.steps.select_for_update())
         machine = PhaseMachine(_plan_of(order, steps), {name: _facts_of(node) for name, node in nodes.items()})

@@ -448,7 +448,7 @@ def spoil_stale_proposal(partition: Partition) -> None:
         why = "the learned model has changed since"
     elif proposal.evidence.get("workload"):
         newest = Slice.objects.filter(partition=partition).exclude(workload=None).order_by("-t0").first()
-        if newest is not None and newest.t0 > proposal.created_at.timestamp():
+        if newest is not None and newest.workload and newest.t0 > proposal.created_at.timestamp():
             why = watch.workload_moved(Workload(**proposal.evidence["workload"]), Workload(**newest.workload))
     if why is None:
         return
