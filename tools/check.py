@@ -12,7 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 CODE = ["apps", "controlplane", "workers", "tools", "tests", "manage.py"]
 TYPED = ["apps", "controlplane", "workers", "tools"]
-DEPLOYED = {"SWITCHYARD_TLS": "1", "SWITCHYARD_SECRET_KEY": "a-secret-key-for-the-deployment-check-0123456789-abcdefghij"}
+DEPLOYED = {
+    "SWITCHYARD_TLS": "1",
+    "SWITCHYARD_SECRET_KEY": "a-secret-key-for-the-deployment-check-0123456789-abcdefghij",
+}
 
 CHECKS: dict[str, list[str]] = {
     "lint": [str(BIN / "ruff"), "check", *CODE],

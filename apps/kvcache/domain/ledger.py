@@ -1,0 +1,283 @@
+"""Ledger: the live branches, the requests open in each, and when a silent one loses its references.
+
+A harness says which branch a request belongs to, or nothing; then the prompt tells (`inference`). What it says is ordered by
+(version, sequence): anything not newer than what was seen changes nothing. A branch ends when told so or when its lease
+runs out: a multiple of its own pauses, longer while one of its requests is open or one of its sub-agents lives.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from apps.kvcache.domain.directory import PrefixFacts
+from apps.kvcache.domain.events import BranchSignal, BranchView, ResolvedKind
+from apps.kvcache.domain.hashing import HASH_BYTES, HashedPrompt
+from apps.kvcache.domain.segments import Segment
+
+_MAX_CLOSED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePolicy:
+    """A silent branch lives `multiple` times its longest recent pause, within [floor_s, ceiling_s]; before its first
+    pause, `multiple` times the floor. While a request is open: the ceiling since it was last heard of."""
+
+    multiple: float = 4.0
+    floor_s: float = 60.0
+    ceiling_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.multiple <= 0:
+            raise ValueError(f"lease.multiple: expected a positive number, got {self.multiple}")
+        if not 0 < self.floor_s <= self.ceiling_s:
+            raise ValueError(
+                f"lease.floor_s: expected more than 0 and at most ceiling_s ({self.ceiling_s}), got {self.floor_s}"
+            )
+
+    def length_s(self, pause_s: float | None) -> float:
+        return min(self.ceiling_s, max(self.floor_s, self.multiple * (self.floor_s if pause_s is None else pause_s)))
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request between RequestSeen and its end. `facts`: what the directory knew when it came, or was last placed."""
+
+    request_id: str
+    branch_id: str
+    prompt: HashedPrompt
+    facts: PrefixFacts
+    served: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """A live context. `end`: the segment where it ends; `latest`: the request that set it last. `former_*`: the context
+    before an inferred new version, which a fork would go on with. `held_until_s`: its sub-agents keep it alive until then."""
+
+    branch_id: str
+    version: int
+    sequence: int | None
+    kind: ResolvedKind
+    parent: str | None
+    program: str | None
+    tenant: str
+    inferred: bool
+    end: Segment
+    latest: str
+    heard_s: float
+    homes: dict[str, str] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    pause_s: float | None = None
+    ending: bool = False
+    held_until_s: float = 0.0
+    former_last: bytes = b""
+    former_blocks: int = 0
+
+    @property
+    def nodes(self) -> list[str]:
+        """Nodes whose copy this branch counts on: its homes, each once."""
+        return sorted(set(self.homes.values()))
+
+    def had_before(self, chain: bytes) -> bool:
+        """Whether `chain` goes on with the context that an inferred new version replaced."""
+        at = self.former_blocks * HASH_BYTES
+        return bool(self.former_last) and chain[at - HASH_BYTES : at] == self.former_last
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Which branch a request belongs to. `branch` None: a new one is to be opened, unless `stale`; stale requests change
+    no context."""
+
+    branch_id: str
+    branch: Branch | None
+    version: int
+    kind: ResolvedKind
+    reason: str
+    parent: str | None = None
+    stale: bool = False
+
+
+class Ledger:
+    def __init__(self, lease: LeasePolicy) -> None:
+        self.lease = lease
+        self.branches: dict[str, Branch] = {}
+        self.requests: dict[str, OpenRequest] = {}
+        # A lease is looked at when its entry comes up: it may have grown since, but is never shorter than its entry.
+        self._leases: list[tuple[float, str]] = []
+        self._queued: dict[str, float] = {}
+        self._subagents: dict[str, set[str]] = {}
+        self._closed: OrderedDict[str, tuple[int, int | None]] = OrderedDict()
+        self._inferred = 0
+
+    # ---- who is it -----------------------------------------------------------------------------------------------
+
+    def resolve_signal(self, branch_id: str, signal: BranchSignal, end: Segment) -> Resolution:
+        """The branch that a signalled request, whose prompt ends at `end`, belongs to."""
+        branch = self.branches.get(branch_id)
+        if branch is None:
+            return self._resolve_unknown(branch_id, signal, end)
+        if not _newer(signal, branch.version, branch.sequence):
+            return Resolution(branch_id, branch, branch.version, "continuation", "signal-stale", stale=True)
+        if signal.version is not None and signal.version > branch.version:
+            return Resolution(branch_id, branch, signal.version, "version", "signal-version")
+        if signal.version is None and not _extends(branch.end, end):
+            return Resolution(branch_id, branch, branch.version + 1, "version", "signal-diverged")
+        return Resolution(branch_id, branch, branch.version, "continuation", "signal")
+
+    def _resolve_unknown(self, branch_id: str, signal: BranchSignal, end: Segment) -> Resolution:
+        version = signal.version or 0
+        closed = self._closed.get(branch_id)
+        if closed is not None and (signal.version is not None or signal.sequence is not None):
+            if not _newer(signal, *closed):
+                return Resolution(branch_id, None, closed[0], "continuation", "signal-stale", stale=True)
+            return Resolution(branch_id, None, version, "continuation", "signal-resumed")
+        if signal.relation is not None:
+            return Resolution(branch_id, None, version, signal.relation, "signal-relation")
+        if signal.parent is None:
+            return Resolution(branch_id, None, version, "new", "signal")
+        parent = self.branches.get(signal.parent)
+        shared = parent is not None and 2 * _shared_blocks(parent.end, end) >= parent.end.end > 0
+        return Resolution(branch_id, None, version, "fork" if shared else "subagent", "signal-parent")
+
+    def next_inferred_id(self) -> str:
+        self._inferred += 1
+        return f"inferred-{self._inferred}"
+
+    # ---- life of a branch ----------------------------------------------------------------------------------------
+
+    def open_branch(
+        self, now: float, resolution: Resolution, signal: BranchSignal, end: Segment, request_id: str
+    ) -> Branch:
+        branch = Branch(
+            branch_id=resolution.branch_id,
+            version=resolution.version,
+            sequence=signal.sequence,
+            kind=resolution.kind,
+            parent=signal.parent or resolution.parent,
+            program=signal.program,
+            tenant=signal.tenant,
+            inferred=signal.branch_id is None,
+            end=end,
+            latest=request_id,
+            heard_s=now,
+        )
+        self.branches[branch.branch_id] = branch
+        self._closed.pop(branch.branch_id, None)
+        if branch.kind == "subagent" and branch.parent is not None:
+            self._subagents.setdefault(branch.parent, set()).add(branch.branch_id)
+        self._queue_lease(branch)
+        return branch
+
+    def hear(self, now: float, branch: Branch, request: OpenRequest) -> None:
+        """A request of the branch came; if none was open, the time since it was last heard of was a pause."""
+        if not branch.open and now > branch.heard_s:
+            pause_s = now - branch.heard_s
+            branch.pause_s = pause_s if branch.pause_s is None else max(pause_s, (branch.pause_s + pause_s) / 2)
+        branch.heard_s = max(branch.heard_s, now)
+        branch.open.add(request.request_id)
+
+    def finish(self, now: float, request: OpenRequest) -> Branch | None:
+        """The request is over; answers its branch if that lives."""
+        del self.requests[request.request_id]
+        branch = self.branches.get(request.branch_id)
+        if branch is None or request.request_id not in branch.open:
+            return None
+        branch.open.discard(request.request_id)
+        branch.heard_s = max(branch.heard_s, now)
+        self._queue_lease(branch)
+        return branch
+
+    def close(self, now: float, branch: Branch) -> None:
+        """Forget the branch; what was last heard of it is kept a while, so that a late duplicate does not revive it.
+        The parent of a sub-agent has a fresh lease from here on: it is about to go on."""
+        del self.branches[branch.branch_id]
+        self._queued.pop(branch.branch_id, None)
+        self._closed[branch.branch_id] = (branch.version, branch.sequence)
+        if len(self._closed) > _MAX_CLOSED:
+            self._closed.popitem(last=False)
+        siblings = self._subagents.get(branch.parent) if branch.parent is not None else None
+        if siblings is not None and branch.parent is not None:
+            siblings.discard(branch.branch_id)
+            if not siblings:
+                del self._subagents[branch.parent]
+            parent = self.branches.get(branch.parent)
+            if parent is not None:
+                parent.held_until_s = now + self.lease.length_s(parent.pause_s)
+
+    def drop_requests(self, branch: Branch) -> None:
+        """Forget the branch's open requests, which nobody will finish."""
+        for request_id in branch.open:
+            self.requests.pop(request_id, None)
+
+    # ---- leases --------------------------------------------------------------------------------------------------
+
+    def lease_until_s(self, branch: Branch) -> float:
+        length_s = self.lease.ceiling_s if branch.open else self.lease.length_s(branch.pause_s)
+        return max(branch.heard_s + length_s, branch.held_until_s)
+
+    def next_lease_s(self) -> float | None:
+        """When a lease has to be looked at next."""
+        return self._leases[0][0] if self._leases else None
+
+    def expired(self, now: float) -> list[Branch]:
+        """Branches whose lease ran out; one with a living sub-agent is held for as long as that has a lease."""
+        found = []
+        while self._leases and self._leases[0][0] <= now:
+            until_s, branch_id = heappop(self._leases)
+            if self._queued.get(branch_id) != until_s:
+                continue
+            branch = self.branches[branch_id]
+            del self._queued[branch_id]
+            for subagent in self._subagents.get(branch_id, ()):
+                branch.held_until_s = max(branch.held_until_s, self.lease_until_s(self.branches[subagent]))
+            if self.lease_until_s(branch) > now:
+                self._queue_lease(branch)
+            else:
+                found.append(branch)
+        return found
+
+    def _queue_lease(self, branch: Branch) -> None:
+        until_s = self.lease_until_s(branch)
+        if until_s < self._queued.get(branch.branch_id, float("inf")):
+            self._queued[branch.branch_id] = until_s
+            heappush(self._leases, (until_s, branch.branch_id))
+
+    def view(self, branch: Branch) -> BranchView:
+        return BranchView(
+            branch_id=branch.branch_id,
+            version=branch.version,
+            sequence=branch.sequence,
+            kind=branch.kind,
+            parent=branch.parent,
+            program=branch.program,
+            tenant=branch.tenant,
+            inferred=branch.inferred,
+            context_blocks=branch.end.end,
+            homes=dict(branch.homes),
+            open_requests=len(branch.open),
+            lease_until_s=self.lease_until_s(branch),
+        )
+
+
+def _newer(signal: BranchSignal, version: int, sequence: int | None) -> bool:
+    if signal.version is not None and signal.version != version:
+        return signal.version > version
+    return signal.sequence is None or sequence is None or signal.sequence > sequence
+
+
+def _extends(old: Segment, new: Segment) -> bool:
+    return _shared_blocks(old, new) == old.end
+
+
+def _shared_blocks(left: Segment, right: Segment) -> int:
+    """Blocks that the contexts ending at two segments have in common."""
+    while left is not right:
+        if left.end >= right.end and left.parent is not None:
+            left = left.parent
+        else:
+            assert right.parent is not None
+            right = right.parent
+    return left.end

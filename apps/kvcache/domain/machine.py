@@ -1,0 +1,363 @@
+"""KvMachine: branches, directory and reuse of one partition, driven by events, answering with commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from apps.kvcache.domain import events as ev
+from apps.kvcache.domain.directory import Directory
+from apps.kvcache.domain.hashing import HASH_BYTES, HashedPrompt
+from apps.kvcache.domain.inference import resolve_inferred
+from apps.kvcache.domain.ledger import Branch, LeasePolicy, Ledger, OpenRequest, Resolution
+from apps.kvcache.domain.reuse import Dimension, ReuseAccounts, judge
+from apps.kvcache.domain.segments import Segment
+from apps.kvcache.domain.streams import NodeStream
+
+StreamEvent: TypeAlias = ev.BlocksStored | ev.BlocksRemoved | ev.NodeCleared | ev.NodePhaseChanged | ev.NodeSequence
+
+_STAGES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class KvConfig:
+    """`max_blocks`: blocks remembered at most, those that no node holds any more included (some 25 bytes each).
+    `snapshot_retry_s`: how long to wait for a snapshot before asking again."""
+
+    lease: LeasePolicy = field(default_factory=LeasePolicy)
+    max_blocks: int = 8_000_000
+    snapshot_retry_s: float = 5.0
+
+
+class KvMachine:
+    """See docs/interfaces.md, section 3. Raises ValueError, naming the field, for an event that is malformed; events about
+    requests or branches it does not know are without effect."""
+
+    def __init__(self, config: KvConfig | None = None) -> None:
+        self.config = config or KvConfig()
+        self._directory = Directory(self.config.max_blocks)
+        self._ledger = Ledger(self.config.lease)
+        self._reuse = ReuseAccounts()
+        self._streams: dict[str, NodeStream[StreamEvent]] = {}
+        self._unsettled: set[str] = set()  # nodes of which a snapshot is awaited
+        self._phases: dict[str, str] = {}  # each node's last phase that was not `mixed`
+        self._handlers: dict[type, Callable[[float, Any, list[Any]], None]] = {
+            ev.RequestSeen: self._request_seen,
+            ev.BranchEnded: self._branch_ended,
+            ev.Homed: self._homed,
+            ev.RequestServed: self._request_served,
+            ev.OutputStored: self._output_stored,
+            ev.RequestAborted: self._request_aborted,
+            ev.BlocksStored: self._from_stream,
+            ev.BlocksRemoved: self._from_stream,
+            ev.NodeSequence: self._from_stream,
+            ev.NodeCleared: self._from_stream,
+            ev.NodePhaseChanged: self._from_stream,
+            ev.NodeSnapshot: self._node_snapshot,
+            ev.NodeLost: self._node_lost,
+            ev.Tick: self._tick,
+        }
+
+    def handle(self, now: float, event: ev.Event) -> list[ev.Command]:
+        out: list[ev.Command] = []
+        self._handlers[type(event)](now, event, out)
+        for branch in self._ledger.expired(now):
+            self._ledger.drop_requests(branch)
+            self._close(now, branch, "lease", out)
+        for node in sorted(self._unsettled):
+            self._ask_for_snapshot(now, node, out)
+        return out
+
+    def next_deadline(self) -> float | None:
+        """When to send a Tick: a lease to look at, or a snapshot to ask for again."""
+        retries = [
+            asked_at_s + self.config.snapshot_retry_s
+            for node in self._unsettled
+            if (asked_at_s := self._streams[node].asked_at_s) is not None
+        ]
+        lease_s = self._ledger.next_lease_s()
+        return min(retries if lease_s is None else [*retries, lease_s], default=None)
+
+    def reconfigure(self, config: KvConfig) -> None:
+        """Takes effect for leases from each branch's next request on."""
+        self.config = config
+        self._ledger.lease = config.lease
+        self._directory.tree.max_blocks = config.max_blocks
+
+    # ---- queries -------------------------------------------------------------------------------------------------
+
+    def match(self, prompt: HashedPrompt) -> list[ev.NodeMatch]:
+        """The longest leading run of the prompt's blocks on each node that holds any."""
+        return self._directory.match(prompt.chain)
+
+    def home(self, branch_id: str, phase: str) -> str | None:
+        """The node whose copy the branch counts on for `phase` (`prefill` or `decode`)."""
+        branch = self._ledger.branches.get(branch_id)
+        return None if branch is None else branch.homes.get(phase)
+
+    def branch(self, branch_id: str) -> ev.BranchView | None:
+        branch = self._ledger.branches.get(branch_id)
+        return None if branch is None else self._ledger.view(branch)
+
+    @property
+    def branches_live(self) -> int:
+        return len(self._ledger.branches)
+
+    def reuse(self) -> ev.ReuseTotals:
+        return self._reuse.totals()
+
+    def reuse_by(self, dimension: Dimension) -> dict[str, ev.ReuseTotals]:
+        return self._reuse.by(dimension)
+
+    def node_usage(self, node: str) -> tuple[int, int]:
+        """(blocks known to be in the node's host memory, those of them that a live branch counts on)."""
+        return self._directory.usage(node)
+
+    def counted_runs(self, node: str) -> list[ev.RefsChanged]:
+        """All counts of the node as changes from zero, for a driver that has to start a node's counts anew."""
+        return self._directory.counted_runs(node)
+
+    def check_integrity(self) -> None:
+        """Recompute every count from the live branches and compare. Raises AssertionError naming what differs."""
+        ledger = self._ledger
+        self._directory.check_integrity(
+            (branch.branch_id, branch.end, branch.nodes) for branch in ledger.branches.values()
+        )
+        self._reuse.check_integrity()
+        for branch in ledger.branches.values():
+            assert all(request_id in ledger.requests for request_id in branch.open), (
+                f"{branch.branch_id}: open requests"
+            )
+
+    # ---- requests and branches -----------------------------------------------------------------------------------
+
+    def _request_seen(self, now: float, event: ev.RequestSeen, out: list[Any]) -> None:
+        known = self._ledger.requests.get(event.request_id)
+        if known is not None:
+            self._resolved_again(known, out)
+            return
+        prompt, signal = event.prompt, event.branch
+        _check_hashes("prompt.chain", prompt.chain)
+        self._directory.add_root(prompt.root)
+        end = self._directory.tree.insert(prompt.chain)
+        resolution = (
+            resolve_inferred(self._ledger, signal.tenant, prompt, end)
+            if signal.branch_id is None
+            else self._ledger.resolve_signal(signal.branch_id, signal, end)
+        )
+        facts = self._directory.survey(prompt.chain)
+        request = OpenRequest(event.request_id, resolution.branch_id, prompt, facts)
+        self._ledger.requests[event.request_id] = request
+        branch = resolution.branch
+        if resolution.stale:
+            self._directory.tree.settle(end)
+        elif branch is None:
+            branch = self._ledger.open_branch(now, resolution, signal, end, event.request_id)
+            self._directory.move_branch(branch.branch_id, None, end, (), out)
+        else:
+            self._rewrite(branch, resolution, signal, end, event.request_id, out)
+        if branch is not None:
+            self._ledger.hear(now, branch, request)
+            if not resolution.stale:
+                branch.ending = signal.end
+        out.append(
+            ev.BranchResolved(
+                event.request_id, resolution.branch_id, resolution.version, resolution.kind, resolution.reason
+            )
+        )
+
+    def _rewrite(
+        self,
+        branch: Branch,
+        resolution: Resolution,
+        signal: ev.BranchSignal,
+        end: Segment,
+        request_id: str,
+        out: list[Any],
+    ) -> None:
+        """The branch's context now ends at `end`."""
+        old = branch.end
+        if resolution.kind == "version" and branch.inferred:
+            branch.former_last, branch.former_blocks = old.hashes[-HASH_BYTES:], old.end
+        branch.version = resolution.version
+        branch.sequence = signal.sequence if signal.sequence is not None else branch.sequence
+        branch.program = signal.program or branch.program
+        branch.end, branch.latest = end, request_id
+        self._directory.move_branch(branch.branch_id, old, end, branch.nodes, out)
+
+    def _resolved_again(self, request: OpenRequest, out: list[Any]) -> None:
+        branch = self._ledger.branches.get(request.branch_id)
+        version = 0 if branch is None else branch.version
+        out.append(
+            ev.BranchResolved(request.request_id, request.branch_id, version, "continuation", "duplicate-request")
+        )
+
+    def _branch_ended(self, now: float, event: ev.BranchEnded, out: list[Any]) -> None:
+        branch = self._ledger.branches.get(event.branch_id)
+        if branch is not None:
+            self._close(now, branch, event.cause, out)
+
+    def _close(self, now: float, branch: Branch, cause: str, out: list[Any]) -> None:
+        self._directory.move_branch(branch.branch_id, branch.end, None, branch.nodes, out)
+        self._ledger.close(now, branch)
+        out.append(ev.BranchClosed(branch.branch_id, cause))
+
+    def _homed(self, now: float, event: ev.Homed, out: list[Any]) -> None:
+        if event.phase not in _STAGES:
+            raise ValueError(f"phase: expected prefill or decode, got {event.phase!r}")
+        branch = self._ledger.branches.get(event.branch_id)
+        if branch is None:
+            return
+        if event.phase == "prefill":
+            for request in (self._ledger.requests[request_id] for request_id in branch.open):
+                if not request.served:
+                    request.facts = self._directory.survey(request.prompt.chain)
+        before = set(branch.nodes)
+        branch.homes[event.phase] = event.node
+        after = set(branch.nodes)
+        for node in before - after:
+            self._directory.count_context(branch.end, node, -1, out)
+        for node in after - before:
+            self._directory.count_context(branch.end, node, 1, out)
+
+    def _request_served(self, now: float, event: ev.RequestServed, out: list[Any]) -> None:
+        request = self._ledger.requests.get(event.request_id)
+        if request is None or request.served:
+            return
+        request.served = True
+        judgement = judge(request.prompt, request.facts, event)
+        self._reuse.add(judgement, event)
+        self._produced(request.prompt.chain)
+        out.append(
+            ev.ReuseCounted(
+                event.request_id,
+                judgement.prompt_tokens,
+                judgement.ideal_tokens,
+                judgement.actual_tokens,
+                judgement.lost,
+            )
+        )
+
+    def _output_stored(self, now: float, event: ev.OutputStored, out: list[Any]) -> None:
+        request = self._ledger.requests.get(event.request_id)
+        if request is None:
+            return
+        _check_hashes("chain", event.chain)
+        head = request.prompt.chain
+        chain = event.chain if head and event.chain.startswith(head) else head + event.chain
+        end = self._directory.tree.insert(chain)
+        branch = self._ledger.branches.get(request.branch_id)
+        if branch is not None and branch.latest == request.request_id and branch.end is not end:
+            old, branch.end = branch.end, end
+            self._directory.move_branch(branch.branch_id, old, end, branch.nodes, out)
+        self._produced(chain)
+        self._finish(now, request, out)
+
+    def _request_aborted(self, now: float, event: ev.RequestAborted, out: list[Any]) -> None:
+        request = self._ledger.requests.get(event.request_id)
+        if request is not None:
+            self._finish(now, request, out)
+
+    def _finish(self, now: float, request: OpenRequest, out: list[Any]) -> None:
+        branch = self._ledger.finish(now, request)
+        if branch is not None and branch.ending and not branch.open:
+            self._close(now, branch, "ended", out)
+
+    def _produced(self, chain: bytes) -> None:
+        end = self._directory.tree.insert(chain)
+        self._directory.tree.mark_produced(end)
+        self._directory.tree.settle(end)
+
+    def _tick(self, now: float, event: ev.Tick, out: list[Any]) -> None:
+        """What is due is done after every event."""
+
+    # ---- nodes ---------------------------------------------------------------------------------------------------
+
+    def _from_stream(self, now: float, event: StreamEvent, out: list[Any]) -> None:
+        if isinstance(event, ev.BlocksStored):
+            _check_hashes("chain", event.chain)
+        elif isinstance(event, ev.BlocksRemoved):
+            _check_hashes("hashes", event.hashes)
+        elif isinstance(event, ev.NodePhaseChanged) and event.phase not in (*_STAGES, "mixed"):
+            raise ValueError(f"phase: expected prefill, decode or mixed, got {event.phase!r}")
+        if event.seq is None:
+            self._apply(event, out)
+            return
+        self._stream(event.node).push(event.seq, event)
+        self._drain(event.node, out)
+
+    def _stream(self, node: str) -> NodeStream[StreamEvent]:
+        return self._streams.setdefault(node, NodeStream())
+
+    def _drain(self, node: str, out: list[Any]) -> None:
+        stream = self._stream(node)
+        while (event := stream.pop()) is not None:
+            problem = self._apply(event, out)
+            if problem is not None:
+                stream.distrust(problem)
+        if stream.snapshot_reason is None:
+            self._unsettled.discard(node)
+        else:
+            self._unsettled.add(node)
+
+    def _apply(self, event: StreamEvent, out: list[Any]) -> str | None:
+        """Apply one event in its turn; answers why it cannot be true, if so."""
+        if isinstance(event, ev.BlocksStored):
+            if not self._directory.stored(event.node, event.tier, event.parent, event.chain, out):
+                return "unknown-parent"
+        elif isinstance(event, ev.BlocksRemoved):
+            if not self._directory.removed(event.node, event.tier, event.hashes):
+                return "unknown-blocks"
+        elif isinstance(event, ev.NodeCleared):
+            self._directory.cleared(event.node, "switched")
+        elif isinstance(event, ev.NodePhaseChanged):
+            self._phase_changed(event, out)
+        return None
+
+    def _phase_changed(self, event: ev.NodePhaseChanged, out: list[Any]) -> None:
+        """From decode to prefill a node frees its memory first, so nothing counts on it; the other way counts stay."""
+        if event.phase == "mixed":
+            return
+        before = self._phases.get(event.node)
+        self._phases[event.node] = event.phase
+        if before == "decode" and event.phase == "prefill":
+            self._leave_home(event.node)
+            out.append(ev.RefsReset(event.node, "switched-to-prefill"))
+
+    def _leave_home(self, node: str) -> None:
+        for branch in self._ledger.branches.values():
+            if node in branch.homes.values():
+                self._directory.count_context(branch.end, node, -1, [])
+                branch.homes = {phase: home for phase, home in branch.homes.items() if home != node}
+
+    def _node_snapshot(self, now: float, event: ev.NodeSnapshot, out: list[Any]) -> None:
+        for parent, chain in event.segments:
+            _check_hashes("segments", chain)
+            _check_hashes("segments", parent or b"")
+        if not self._stream(event.node).snapshot(event.seq):
+            return
+        self._directory.replaced(event.node, event.segments)
+        out.append(ev.RefsReset(event.node, "snapshot"))
+        out.extend(self._directory.counted_runs(event.node))
+        self._drain(event.node, out)
+
+    def _node_lost(self, now: float, event: ev.NodeLost, out: list[Any]) -> None:
+        self._streams.pop(event.node, None)
+        self._unsettled.discard(event.node)
+        self._phases.pop(event.node, None)
+        self._directory.cleared(event.node, "evicted")
+        self._leave_home(event.node)
+
+    def _ask_for_snapshot(self, now: float, node: str, out: list[Any]) -> None:
+        stream = self._streams[node]
+        reason = stream.snapshot_reason
+        due = stream.asked_at_s is None or now >= stream.asked_at_s + self.config.snapshot_retry_s
+        if reason is not None and due:
+            stream.asked_at_s = now
+            out.append(ev.SnapshotNeeded(node, reason))
+
+
+def _check_hashes(name: str, hashes: bytes) -> None:
+    if len(hashes) % HASH_BYTES:
+        raise ValueError(f"{name}: expected a multiple of {HASH_BYTES} bytes, got {len(hashes)}")

@@ -1,0 +1,53 @@
+"""A node's numbered event stream put in order: older numbers are dropped, early ones wait, a missing one is noticed."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+E = TypeVar("E")
+
+
+class NodeStream(Generic[E]):
+    """Push events as they come, pop those whose turn it is. Numbers go up by one; the first of a process is 0 or 1.
+
+    At most `max_waiting` early events are kept; the snapshot that is then needed covers the others.
+    """
+
+    def __init__(self, max_waiting: int = 4096) -> None:
+        self.last: int | None = None
+        self.asked_at_s: float | None = None
+        self.distrusted: str | None = None
+        self._max_waiting = max_waiting
+        self._waiting: dict[int, E] = {}
+
+    @property
+    def snapshot_reason(self) -> str | None:
+        """Why only a snapshot helps (or a late event, after a gap); None while all is in order."""
+        return self.distrusted or ("gap" if self._waiting else None)
+
+    def push(self, seq: int, event: E) -> None:
+        if self.last is None and seq <= 1:
+            self.last = seq - 1
+        if (self.last is None or seq > self.last) and len(self._waiting) < self._max_waiting:
+            self._waiting.setdefault(seq, event)
+
+    def pop(self) -> E | None:
+        """The next event in order, or None when there is none or what is known is not trusted."""
+        if self.last is None or self.distrusted or self.last + 1 not in self._waiting:
+            if self.snapshot_reason is None:
+                self.asked_at_s = None
+            return None
+        self.last += 1
+        return self._waiting.pop(self.last)
+
+    def distrust(self, reason: str) -> None:
+        """What was applied contradicts itself: hold everything back until a snapshot comes."""
+        self.distrusted = reason
+
+    def snapshot(self, seq: int) -> bool:
+        """A snapshot as of event `seq` came. False when it is older than what was applied."""
+        if self.last is not None and seq < self.last:
+            return False
+        self.last, self.asked_at_s, self.distrusted = seq, None, None
+        self._waiting = {number: event for number, event in self._waiting.items() if number > seq}
+        return True
