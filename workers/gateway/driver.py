@@ -1,0 +1,103 @@
+"""Drives a yard in real time: feeds it events, carries its commands out, wakes it at its next deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from workers.gateway.metrics import GatewayMetrics
+from workers.gateway.nodes import NodeClient
+from workers.gateway.upstream import Upstream
+from workers.yard import commands, events
+from workers.yard.yard import Yard
+
+logger = structlog.get_logger("switchyard.gateway")
+
+
+class Clock:
+    """Unix seconds that never step back: wall time at the start, then the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._offset_s
+
+
+class YardDriver:
+    """Owns the yard. `feed` is the only way in; commands are carried out before it returns (calls as tasks)."""
+
+    def __init__(
+        self,
+        yard: Yard,
+        clock: Clock,
+        nodes: dict[str, NodeClient],
+        journal: Callable[[dict[str, Any]], None],
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.yard = yard
+        self.clock = clock
+        self.upstream: Upstream | None = None
+        self._nodes = nodes
+        self._journal = journal
+        self._metrics = metrics
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+
+    def feed(self, event: events.Event) -> None:
+        """Hands one event to the yard and does what it asks for. Raises ConfigError for a configuration it refuses."""
+        now = self.clock()
+        for command in self.yard.handle(now, event):
+            self._carry_out(command)
+        self._arm(now)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _carry_out(self, command: commands.Command) -> None:
+        upstream = self.upstream
+        assert upstream is not None
+        if isinstance(command, commands.StartPrefill):
+            self._metrics.dispatched(self.yard, command)
+            upstream.start_prefill(command)
+        elif isinstance(command, commands.StartDecode):
+            upstream.start_decode(command)
+        elif isinstance(command, commands.AbortOnNode):
+            upstream.abort(command)
+        elif isinstance(command, commands.Refuse):
+            upstream.refuse(command)
+        elif isinstance(command, commands.PushRefs):
+            node = self._nodes.get(command.node)
+            if node is not None:
+                node.push_refs(command.changes, command.reset)
+        elif isinstance(command, commands.FetchSnapshot):
+            node = self._nodes.get(command.node)
+            if node is not None:
+                node.resync()
+        else:
+            self._metrics.recorded(self.yard, command.record)
+            self._journal(command.record)
+
+    def _arm(self, now: float) -> None:
+        deadline = self.yard.next_deadline()
+        if deadline == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = deadline
+        if deadline is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - now), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = self._timer_at = None
+        try:
+            self.feed(events.Tick())
+        except Exception:
+            logger.exception("the yard failed on a tick")
+            self._arm(self.clock() + 0.1)

@@ -1,0 +1,160 @@
+"""Prometheus metrics, named as llm-d's flow control names them, and a few of our own under `switchyard_`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from apps.flowcontrol.domain.commands import Outcome
+from workers.yard.commands import StartPrefill
+from workers.yard.nodes import STAGES
+from workers.yard.yard import Yard
+
+PREFIX = "llm_d_epp_flow_control_"
+MAX_FAIRNESS_IDS = 1000
+QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120)
+CYCLE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
+SECONDS_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+_OUTCOME_BY_CODE = {
+    "rejected-saturated": Outcome.REJECTED_CAPACITY,
+    "evicted-priority": Outcome.DISPLACED,
+    "rejected-ttl-expired": Outcome.EVICTED_TTL,
+    "rejected-no-endpoints": Outcome.EVICTED_NO_ENDPOINTS,
+    "rejected-context-cancelled": Outcome.EVICTED_CONTEXT_CANCELLED,
+    "rejected-shutting-down": Outcome.EVICTED_SHUTTING_DOWN,
+}
+
+
+class GatewayMetrics:
+    """Counts what passes; gauges are read from the yard when somebody scrapes."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._fairness_ids: set[str] = set()
+        labels = ("fairness_id", "priority", "outcome", "inference_pool", "model_name", "target_model_name")
+        self._queue_s = Histogram(
+            PREFIX + "request_queue_duration_seconds",
+            "Time from arrival to the end of waiting.",
+            labels,
+            buckets=QUEUE_BUCKETS,
+            registry=self._registry,
+        )
+        self._enqueue_s = Histogram(
+            PREFIX + "request_enqueue_duration_seconds",
+            "Time to take one request into the queue.",
+            ("inference_pool",),
+            buckets=CYCLE_BUCKETS,
+            registry=self._registry,
+        )
+        self._requests = Counter(
+            PREFIX + "requests",
+            "Requests by how they left the queue.",
+            ("outcome", "priority", "inference_pool"),
+            registry=self._registry,
+        )
+        self._ttft_s = Histogram(
+            "switchyard_ttft_seconds",
+            "Time to first token.",
+            ("band",),
+            buckets=SECONDS_BUCKETS,
+            registry=self._registry,
+        )
+        self._ended = Counter(
+            "switchyard_requests_ended", "Requests by their end.", ("outcome", "band"), registry=self._registry
+        )
+        self._tokens = Counter(
+            "switchyard_tokens", "Tokens by kind: computed, cached, output.", ("kind",), registry=self._registry
+        )
+
+    def enqueued(self, yard: Yard, seconds: float) -> None:
+        self._enqueue_s.labels(yard.config.partition).observe(seconds)
+
+    def dispatched(self, yard: Yard, command: StartPrefill) -> None:
+        if command.attempt == 1:
+            request = yard.requests[command.request_id].request
+            self._left_queue(yard, request.flow_id, request.band, Outcome.DISPATCHED, command.queue_s)
+
+    def recorded(self, yard: Yard, record: dict[str, Any]) -> None:
+        """Takes note of a request's telemetry record; other kinds are not counted here."""
+        if record["kind"] != "request":
+            return
+        self._ended.labels(record["outcome"], record["band"]).inc()
+        self._tokens.labels("output").inc(record["output_tokens"])
+        if record["computed_tokens"] is not None:
+            self._tokens.labels("computed").inc(record["computed_tokens"])
+            self._tokens.labels("cached").inc(record["cached_tokens"])
+        if record["ttft_s"] is not None:
+            self._ttft_s.labels(record["band"]).observe(record["ttft_s"])
+        outcome = _OUTCOME_BY_CODE.get(record["drop_code"])
+        if outcome is not None and record["prefill_node"] is None:
+            self._left_queue(yard, record["flow_id"], record["band"], outcome, record["e2e_s"])
+
+    def _left_queue(self, yard: Yard, flow_id: str, band: str, outcome: Outcome, seconds: float) -> None:
+        pool, model = yard.config.partition, yard.config.model.name
+        priority = str(yard.config.flow.band_for(band, None).priority)
+        if flow_id not in self._fairness_ids:
+            if len(self._fairness_ids) >= MAX_FAIRNESS_IDS:
+                flow_id = "other"
+            else:
+                self._fairness_ids.add(flow_id)
+        self._requests.labels(outcome.value, priority, pool).inc()
+        self._queue_s.labels(flow_id, priority, outcome.value, pool, model, model).observe(seconds)
+
+    def render(self, now: float, yard: Yard) -> bytes:
+        """The text of `/metrics`."""
+        gauges = CollectorRegistry()
+        gauges.register(_YardGauges(now, yard))
+        return generate_latest(self._registry) + generate_latest(gauges)
+
+
+class _YardGauges:
+    def __init__(self, now: float, yard: Yard) -> None:
+        self._now = now
+        self._yard = yard
+
+    def collect(self) -> Iterable[Metric]:
+        flow, config = self._yard.flow.snapshot(self._now), self._yard.config
+        pool = config.partition
+        by_band = ["priority", "inference_pool"]
+        size = GaugeMetricFamily(PREFIX + "queue_size", "Requests waiting.", labels=by_band)
+        size_bytes = GaugeMetricFamily(PREFIX + "queue_bytes", "Bytes waiting.", labels=by_band)
+        used = GaugeMetricFamily(PREFIX + "capacity_utilization_requests", "Share of a band's places.", labels=by_band)
+        used_bytes = GaugeMetricFamily(
+            PREFIX + "capacity_utilization_bytes", "Share of a band's bytes.", labels=by_band
+        )
+        for band in flow.bands:
+            limits = config.flow.band_for(band.name, band.priority)
+            labels = [str(band.priority), pool]
+            size.add_metric(labels, band.waiting)
+            size_bytes.add_metric(labels, band.waiting_bytes)
+            used.add_metric(labels, _share(band.waiting, limits.max_requests))
+            used_bytes.add_metric(labels, _share(band.waiting_bytes, limits.max_bytes))
+        yield from (size, size_bytes, used, used_bytes)
+        total = GaugeMetricFamily(
+            PREFIX + "global_capacity_utilization_requests", "Share of all places.", labels=["inference_pool"]
+        )
+        total.add_metric([pool], _share(flow.totals.waiting, config.flow.max_requests))
+        total_bytes = GaugeMetricFamily(
+            PREFIX + "global_capacity_utilization_bytes", "Share of all bytes.", labels=["inference_pool"]
+        )
+        total_bytes.add_metric([pool], _share(flow.totals.waiting_bytes, config.flow.max_bytes))
+        yield from (total, total_bytes)
+        saturation = GaugeMetricFamily(
+            PREFIX + "pool_saturation",
+            "Used share of a stage; +Inf without a node.",
+            labels=["inference_pool", "stage"],
+        )
+        nodes = GaugeMetricFamily("switchyard_nodes_taking", "Nodes that take new work.", labels=["stage"])
+        for stage in STAGES:
+            saturation.add_metric([pool, stage], flow.stages[stage].saturation)
+            nodes.add_metric([stage], len(self._yard.fleet.nodes.taking(stage)))
+        yield from (saturation, nodes)
+
+
+def _share(used: int, limit: int | None) -> float:
+    return 0.0 if limit is None else used / limit if limit else math.inf

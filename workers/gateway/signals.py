@@ -1,0 +1,148 @@
+"""Who is calling and what their headers say: API key -> tenant -> objective -> band, and the branch of the request.
+
+`x-llm-d-*` headers (aliases `x-gateway-*`) count only from trusted keys; otherwise the tenant's own values are used.
+Branch ids are kept apart by tenant, so one tenant can neither extend nor end another's branch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from apps.kvcache.domain.events import BranchSignal
+from workers.gateway.errors import ApiError
+from workers.yard.config import KeyConfig, PartitionConfig, TenantConfig
+
+BRANCH_HEADERS = ("x-switchyard-branch", "x-dynamo-session-id", "x-claude-code-session-id", "x-session-id")
+PARENT_HEADERS = ("x-switchyard-parent", "x-dynamo-parent-session-id")
+END_HEADERS = ("x-switchyard-branch-end", "x-dynamo-session-final")
+MAX_NAME_LENGTH = 200
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    key: KeyConfig
+    tenant: TenantConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the request will stand in the queue."""
+
+    objective: str
+    band: str
+    flow_id: str
+    ttl_s: float | None
+    slo_ttft_s: float | None
+
+
+def authenticate(config: PartitionConfig, headers: Mapping[str, str], now: float) -> Caller:
+    """The caller behind `Authorization: Bearer <key>`. Raises `ApiError` 401 (no or bad key) or 403 (paused tenant)."""
+    scheme, _, secret = headers.get("Authorization", "").partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not secret:
+        raise _unauthorized("You did not provide an API key: send it as 'Authorization: Bearer <key>'.")
+    key = config.keys_by_sha256.get(hashlib.sha256(secret.encode()).hexdigest())
+    if key is None:
+        raise _unauthorized("Incorrect API key provided.")
+    if key.expires_at is not None and key.expires_at <= now:
+        raise _unauthorized("This API key has expired.")
+    tenant = config.tenants[key.tenant]
+    if tenant.paused:
+        raise ApiError(403, f"The tenant '{tenant.name}' is paused by an operator.", code="tenant_paused")
+    return Caller(key, tenant)
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def standing(config: PartitionConfig, caller: Caller, headers: Mapping[str, str]) -> Standing:
+    """Objective, band and flow of a request. Raises `ApiError` 400 for a bad header, 403 for a forbidden objective."""
+    trusted = headers if caller.key.trusted else {}
+    name = _llmd(trusted, "inference-objective") or caller.tenant.default_objective
+    objective = config.objectives.get(name)
+    if objective is None:
+        raise _bad_header("x-llm-d-inference-objective", f"the objective {name!r} does not exist")
+    if not caller.key.allows(name):
+        raise ApiError(403, f"This API key may not use the objective '{name}'.", code="objective_not_allowed")
+    ttl_s = _duration_s("x-llm-d-inference-ttl", _llmd(trusted, "inference-ttl"))
+    slo_ms = _duration_s("x-llm-d-slo-ttft-ms", _llmd(trusted, "slo-ttft-ms"))
+    if ttl_s is not None and objective.ttl_s is not None:
+        ttl_s = min(ttl_s, objective.ttl_s)
+    return Standing(
+        objective=name,
+        band=objective.band,
+        flow_id=_llmd(trusted, "inference-fairness-id") or caller.tenant.name,
+        ttl_s=objective.ttl_s if ttl_s is None else ttl_s,
+        slo_ttft_s=objective.slo_ttft_s if slo_ms is None else slo_ms / 1000,
+    )
+
+
+def branch_signal(caller: Caller, headers: Mapping[str, str], session_id: str | None) -> BranchSignal:
+    """The branch of the request, from its headers, else from `session_id` of the body. Raises `ApiError` 400."""
+    branch = _first(headers, BRANCH_HEADERS) or session_id
+    parent = _first(headers, PARENT_HEADERS)
+    relation = headers.get("x-switchyard-relation") or None
+    if relation not in (None, "fork", "subagent"):
+        raise _bad_header("x-switchyard-relation", "it must be 'fork' or 'subagent'")
+    version = headers.get("x-switchyard-branch-version") or None
+    if version is not None and not (version.isascii() and version.isdigit() and len(version) < 10):
+        raise _bad_header("x-switchyard-branch-version", "it must be a whole number of at least 0")
+    end = (_first(headers, END_HEADERS) or "false").lower()
+    if end not in ("true", "false", "1", "0"):
+        raise _bad_header("x-switchyard-branch-end", "it must be 'true' or 'false'")
+    return BranchSignal(
+        branch_id=branch_key(caller, branch) if branch else None,
+        version=int(version) if version is not None else None,
+        parent=branch_key(caller, parent) if parent else None,
+        relation=relation,
+        end=end in ("true", "1"),
+        program=_named("x-switchyard-program", headers.get("x-switchyard-program")),
+        sequence=None,
+        tenant=caller.tenant.name,
+    )
+
+
+def branch_key(caller: Caller, branch: str) -> str:
+    """The yard's name of a tenant's branch."""
+    return f"{caller.tenant.name}/{_named('x-switchyard-branch', branch)}"
+
+
+def _llmd(headers: Mapping[str, str], name: str) -> str | None:
+    """A header under its `x-llm-d-` name or its `x-gateway-` alias."""
+    value = headers.get(f"x-llm-d-{name}") or headers.get(f"x-gateway-{name}")
+    return _named(f"x-llm-d-{name}", value)
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    for name in names:
+        value = headers.get(name)
+        if value:
+            return _named(name, value)
+    return None
+
+
+def _named(header: str, value: str | None) -> str | None:
+    value = (value or "").strip()
+    if len(value) > MAX_NAME_LENGTH:
+        raise _bad_header(header, f"it must be at most {MAX_NAME_LENGTH} characters long")
+    return value or None
+
+
+def _duration_s(header: str, value: str | None) -> float | None:
+    """`30`, `30s`, `500ms` or `2m`; a bare number keeps its unit."""
+    if value is None:
+        return None
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise _bad_header(header, "it must be a positive number, such as '30' or '30s'")
+    return float(found[1]) * _UNITS_S[found[2] or "s"]
+
+
+def _bad_header(header: str, problem: str) -> ApiError:
+    return ApiError(400, f"Bad header '{header}': {problem}.", code="invalid_header", param=header)

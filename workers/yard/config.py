@@ -1,0 +1,354 @@
+"""The configuration document of one partition (docs/interfaces.md, section 8), parsed and checked.
+
+`PartitionConfig.parse` accepts the JSON document that the control plane publishes and raises `ConfigError` with the
+field's path and what was expected there. Everything later reads typed, frozen values; nothing reads the raw document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from apps.flowcontrol.domain.config import FlowConfig, FlowConfigError
+from apps.planning.domain.cost_model import DecodeCoefficients, NetworkProfile, PrefillCoefficients
+from apps.routing.domain.views import POLICIES, Phase, RoutingPolicy
+
+PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
+TOKENIZERS = ("gguf", "symbolic")
+Item = TypeVar("Item")
+
+
+class ConfigError(ValueError):
+    """A configuration document that cannot be used: `field` is a path such as `bands[1].priority`."""
+
+    def __init__(self, field: str, expected: str) -> None:
+        super().__init__(f"{field}: expected {expected}")
+        self.field = field
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    name: str
+    served_names: tuple[str, ...]
+    tokenizer: str
+    tokenizer_path: str | None
+    dtype: str
+    block_tokens: int
+    ids_per_block: int
+    tokens_per_id: int
+    context_tokens: int
+
+    @property
+    def symbolic(self) -> bool:
+        """One id stands for a whole block, as in replayed traces; there is no text."""
+        return self.tokenizer == "symbolic"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """One node as the control plane wants it: `phase` is the desired one, `draining` keeps new work away."""
+
+    name: str
+    order: int
+    url: str
+    engine: str
+    phase: Phase
+    generation: int
+    draining: bool
+    enabled: bool
+    hardware_class: str
+    prefill: PrefillCoefficients
+    decode: DecodeCoefficients
+    t_acc: float
+    decode_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    name: str
+    sharing_domain: str
+    weight: float
+    paused: bool
+    default_objective: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """An API key by its digest. `objectives` holds names or `*`."""
+
+    id: str
+    sha256: str
+    tenant: str
+    trusted: bool
+    objectives: tuple[str, ...]
+    expires_at: float | None
+
+    def allows(self, objective: str) -> bool:
+        return "*" in self.objectives or objective in self.objectives
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveConfig:
+    name: str
+    band: str
+    slo_ttft_s: float | None
+    ttl_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseConfig:
+    """How long a silent branch keeps its references: `multiple` of its own pauses, between floor and ceiling."""
+
+    multiple: float
+    ceiling_s: float
+    floor_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionConfig:
+    version: int
+    partition: str
+    published_at: float
+    model: ModelConfig
+    network: NetworkProfile
+    nodes: Mapping[str, NodeConfig]
+    tenants: Mapping[str, TenantConfig]
+    keys: tuple[KeyConfig, ...]
+    objectives: Mapping[str, ObjectiveConfig]
+    flow: FlowConfig
+    routing: RoutingPolicy
+    lease: LeaseConfig
+    keys_by_sha256: Mapping[str, KeyConfig] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: object) -> PartitionConfig:
+        """Reads one document. Raises `ConfigError` naming the first field that is wrong and what it should hold."""
+        root = _Reader("", document)
+        keys = tuple(_key(item) for item in root.items("keys"))
+        network = _network(root.section("network"))
+        config = cls(
+            version=root.integer("version", low=0),
+            partition=root.text("partition"),
+            published_at=root.number("published_at", default=0.0),
+            model=_model(root.section("model")),
+            network=network,
+            nodes=_unique(root, "nodes", _node, lambda node: node.name),
+            tenants=_unique(root, "tenants", _tenant, lambda tenant: tenant.name),
+            keys=keys,
+            objectives=_unique(root, "objectives", _objective, lambda objective: objective.name),
+            flow=_flow(root.document),
+            routing=_routing(root.section("routing", optional=True), network),
+            lease=_lease(root.section("lease", optional=True)),
+            keys_by_sha256=MappingProxyType({key.sha256: key for key in keys}),
+        )
+        _check_references(config)
+        return config
+
+
+class _Reader:
+    """Reads fields of one JSON object and knows where in the document it stands."""
+
+    def __init__(self, path: str, value: object) -> None:
+        self.path = path
+        if not isinstance(value, dict):
+            raise ConfigError(path or "document", "an object")
+        self.document: dict[str, Any] = value
+
+    def _at(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def error(self, name: str, expected: str) -> ConfigError:
+        return ConfigError(self._at(name), expected)
+
+    def section(self, name: str, optional: bool = False) -> _Reader:
+        value = self.document.get(name)
+        return _Reader(self._at(name), {} if value is None and optional else value)
+
+    def items(self, name: str) -> Iterator[_Reader]:
+        value = self.document.get(name)
+        if not isinstance(value, list):
+            raise self.error(name, "a list")
+        for index, item in enumerate(value):
+            yield _Reader(f"{self._at(name)}[{index}]", item)
+
+    def text(self, name: str, default: str | None = None, among: tuple[str, ...] = ()) -> str:
+        value = self.document.get(name)
+        value = default if value is None else value
+        if not isinstance(value, str) or not value:
+            raise self.error(name, "a non-empty text")
+        if among and value not in among:
+            raise self.error(name, f"one of {', '.join(among)}")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return None if self.document.get(name) is None else self.text(name)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self.document.get(name)
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise self.error(name, "a list of texts")
+        return tuple(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.document.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def integer(self, name: str, default: int | None = None, low: int | None = None) -> int:
+        value = self.document.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(name, "a whole number")
+        if low is not None and value < low:
+            raise self.error(name, f"a whole number of at least {low}")
+        return value
+
+    def number(self, name: str, default: float | None = None, low: float | None = None) -> float:
+        value = self.document.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+            raise self.error(name, "a number")
+        if low is not None and value < low:
+            raise self.error(name, f"a number of at least {low:g}")
+        return float(value)
+
+    def optional_number(self, name: str, low: float | None = None) -> float | None:
+        return None if self.document.get(name) is None else self.number(name, low=low)
+
+
+def _unique(
+    root: _Reader, name: str, read: Callable[[_Reader], Item], key: Callable[[Item], str]
+) -> Mapping[str, Item]:
+    found: dict[str, Item] = {}
+    for reader in root.items(name):
+        item = read(reader)
+        if key(item) in found:
+            raise reader.error("name", f"a unique name ({key(item)!r} appears twice)")
+        found[key(item)] = item
+    return MappingProxyType(found)
+
+
+def _model(reader: _Reader) -> ModelConfig:
+    return ModelConfig(
+        name=reader.text("name"),
+        served_names=reader.texts("served_names"),
+        tokenizer=reader.text("tokenizer", among=TOKENIZERS),
+        tokenizer_path=reader.optional_text("tokenizer_path"),
+        dtype=reader.text("dtype"),
+        block_tokens=reader.integer("block_tokens", low=1),
+        ids_per_block=reader.integer("ids_per_block", low=1),
+        tokens_per_id=reader.integer("tokens_per_id", low=1),
+        context_tokens=reader.integer("context_tokens", low=1),
+    )
+
+
+def _network(reader: _Reader) -> NetworkProfile:
+    return NetworkProfile(
+        kv_bytes_per_token=reader.number("kv_bytes_per_token", low=0),
+        peer_bandwidth_bytes_s=reader.number("peer_bandwidth_bytes_s", low=1),
+        host_to_device_bytes_s=reader.number("host_to_device_bytes_s", low=1),
+        latency_s=reader.number("latency_s", low=0),
+    )
+
+
+def _node(reader: _Reader) -> NodeConfig:
+    coefficients = reader.section("coefficients")
+    return NodeConfig(
+        name=reader.text("name"),
+        order=reader.integer("order", low=0),
+        url=reader.text("url").rstrip("/"),
+        engine=reader.text("engine"),
+        phase=_phase(reader),
+        generation=reader.integer("generation", default=0, low=0),
+        draining=reader.flag("draining", default=False),
+        enabled=reader.flag("enabled", default=True),
+        hardware_class=reader.text("hardware_class", default="unknown"),
+        prefill=PrefillCoefficients(**{name: coefficients.number(name, low=0) for name in ("c0", "c1", "c2", "c3")}),
+        decode=DecodeCoefficients(
+            d0=coefficients.number("d0", low=0),
+            d1=coefficients.number("d1", low=0),
+            d2=coefficients.number("d2", low=0),
+            experts=coefficients.integer("experts", default=0, low=0),
+            experts_per_token=coefficients.integer("experts_per_token", default=0, low=0),
+            t_fwd=coefficients.number("t_fwd", default=1, low=1),
+        ),
+        t_acc=coefficients.number("t_acc", default=1.0, low=1),
+        decode_limit=reader.integer("decode_limit", low=1),
+    )
+
+
+def _phase(reader: _Reader) -> Phase:
+    name = reader.text("phase", among=PHASES)
+    return next(phase for phase in PHASES if phase == name)
+
+
+def _tenant(reader: _Reader) -> TenantConfig:
+    return TenantConfig(
+        name=reader.text("name"),
+        sharing_domain=reader.text("sharing_domain"),
+        weight=reader.number("weight", default=1.0, low=0),
+        paused=reader.flag("paused", default=False),
+        default_objective=reader.text("default_objective"),
+    )
+
+
+def _key(reader: _Reader) -> KeyConfig:
+    digest = reader.text("sha256")
+    if len(digest) != 64 or any(letter not in "0123456789abcdef" for letter in digest):
+        raise reader.error("sha256", "64 lower-case hexadecimal digits")
+    return KeyConfig(
+        id=reader.text("id"),
+        sha256=digest,
+        tenant=reader.text("tenant"),
+        trusted=reader.flag("trusted", default=False),
+        objectives=reader.texts("objectives"),
+        expires_at=reader.optional_number("expires_at"),
+    )
+
+
+def _objective(reader: _Reader) -> ObjectiveConfig:
+    return ObjectiveConfig(
+        name=reader.text("name"),
+        band=reader.text("band"),
+        slo_ttft_s=reader.optional_number("slo_ttft_s", low=0),
+        ttl_s=reader.optional_number("ttl_s", low=0),
+    )
+
+
+def _flow(document: Mapping[str, Any]) -> FlowConfig:
+    try:
+        return FlowConfig.parse(document)
+    except FlowConfigError as error:
+        raise ConfigError(error.field, error.expected) from None
+
+
+def _routing(reader: _Reader, network: NetworkProfile) -> RoutingPolicy:
+    return RoutingPolicy(name=reader.text("policy", default="ttft", among=POLICIES), network=network)
+
+
+def _lease(reader: _Reader) -> LeaseConfig:
+    return LeaseConfig(
+        multiple=reader.number("multiple", default=4.0, low=1),
+        ceiling_s=reader.number("ceiling_s", default=3600.0, low=0),
+        floor_s=reader.number("floor_s", default=60.0, low=0),
+    )
+
+
+def _check_references(config: PartitionConfig) -> None:
+    """Names that one section takes from another must exist there."""
+    bands = {band.name for band in config.flow.bands}
+    for name, tenant in config.tenants.items():
+        if tenant.default_objective not in config.objectives:
+            raise ConfigError(
+                f"tenants[{name}].default_objective", f"a known objective, not {tenant.default_objective!r}"
+            )
+    for key in config.keys:
+        if key.tenant not in config.tenants:
+            raise ConfigError(f"keys[{key.id}].tenant", f"a known tenant, not {key.tenant!r}")
+    for name, objective in config.objectives.items():
+        if objective.band not in bands:
+            raise ConfigError(f"objectives[{name}].band", f"a known band, not {objective.band!r}")

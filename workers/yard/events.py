@@ -1,0 +1,232 @@
+"""What happens to a yard: every fact that a driver (gateway or simulator) reports to it. Times are the driver's `now`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apps.kvcache.domain.events import BranchSignal
+from apps.kvcache.domain.hashing import HashedPrompt
+from workers.yard.config import PartitionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class YardRequest:
+    """One request as the front door understood it.
+
+    `band` is a band's name, `flow_id` the line it stands in inside the band (tenant or a trusted fairness id), `bytes`
+    the size of its body, `output_tokens` how many it may produce at most.
+    """
+
+    request_id: str
+    tenant: str
+    band: str
+    flow_id: str
+    bytes: int
+    prompt: HashedPrompt
+    output_tokens: int
+    received_at: float
+    branch: BranchSignal
+    ttl_s: float | None = None
+    slo_ttft_s: float | None = None
+    objective: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """What a prefill node answered (docs/interfaces.md, section 7), without the ids.
+
+    `first_finish` is the reason when the first token already ended the answer, and there is no decode: `stop` (that token
+    is not sent), `length` or `stop-string`.
+    """
+
+    cached_tokens: int
+    fetched_tokens: int
+    computed_tokens: int
+    failed_fetch_tokens: int = 0
+    first_finish: str | None = None
+    queued_s: float = 0.0
+    fetch_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """The part of a node's status that decisions need (`GET /v1/status`)."""
+
+    phase: str
+    target_phase: str
+    state: str
+    generation: int
+    boot_id: str
+    running_prefill: int
+    queued_prefill: int
+    running_decode: int
+    queued_decode: int
+    queued_tokens: int
+    pool_used_blocks: int
+    pool_capacity_blocks: int
+    pool_referenced_blocks: int
+    kv_free_tokens: int
+    max_decode_batch: int
+    event_seq: int = 0
+    kv_tokens: int = 0
+    prefill_chunk_tokens: int = 0
+    pool_name: str = ""
+    last_switch: Mapping[str, Any] | None = None
+
+    @property
+    def pool_spare_blocks(self) -> int:
+        """Free blocks and those that no branch needs any more."""
+        return max(0, self.pool_capacity_blocks - self.pool_referenced_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    request: YardRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The client closed its connection; nobody reads the answer any more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnded:
+    """The front door ended the answer itself, at a stop string, after `output_tokens`. The node still decodes."""
+
+    request_id: str
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAccepted:
+    """The node has the request in its queue."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFinished:
+    request_id: str
+    result: PrefillResult
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    """`retryable`: another node may do better. `reason` is a code, `message` is for people."""
+
+    request_id: str
+    retryable: bool
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first output token is on its way to the client."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeProgress:
+    """`tokens` more output tokens came from the decode node."""
+
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFinished:
+    """`output_tokens` counts the whole answer; `stored_chain` are the decoded blocks that the pool now holds."""
+
+    request_id: str
+    reason: str
+    output_tokens: int
+    stored_chain: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFailed:
+    request_id: str
+    retryable: bool
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    node: str
+    status: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvents:
+    """A batch of the node's event stream, in its own JSON form, in order of `seq`."""
+
+    node: str
+    events: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshotTaken:
+    """The node's whole content as of `seq`: the answer to `FetchSnapshot`."""
+
+    node: str
+    seq: int
+    segments: Sequence[tuple[bytes | None, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnreachable:
+    """A status poll found nobody: `refused` when the connection was refused outright."""
+
+    node: str
+    refused: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchEnd:
+    branch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    config: PartitionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown:
+    """No new requests; what waits is refused, what runs may finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline came. Nothing else happened."""
+
+
+Event = (
+    Arrived
+    | ClientGone
+    | AnswerEnded
+    | PrefillAccepted
+    | PrefillFinished
+    | PrefillFailed
+    | FirstToken
+    | DecodeProgress
+    | DecodeFinished
+    | DecodeFailed
+    | NodeStatus
+    | NodeEvents
+    | NodeSnapshotTaken
+    | NodeUnreachable
+    | BranchEnd
+    | Configured
+    | ShutDown
+    | Tick
+)

@@ -1,0 +1,168 @@
+"""What the yard knows of its nodes: the configuration's wish, the node's own last status, and how old that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from apps.routing.domain.views import NodeFacts, NodeState, Phase
+from workers.yard import events
+from workers.yard.config import NodeConfig, PartitionConfig
+
+Stage = Literal["prefill", "decode"]
+Health = Literal["ok", "stale", "down"]
+STAGES: tuple[Stage, Stage] = ("prefill", "decode")
+STALE_AFTER_S = 3.0
+DOWN_AFTER_S = 6.0
+REFUSALS_UNTIL_DOWN = 2
+
+
+def serves(phase: str, stage: Stage) -> bool:
+    return phase in (stage, "mixed")
+
+
+@dataclass(slots=True)
+class KnownNode:
+    """One node. `status` is None until it first answered. Times in seconds of the driver's clock."""
+
+    config: NodeConfig
+    added_at: float
+    status: events.NodeState | None = None
+    status_at: float = 0.0
+    refusals: int = 0
+    health: Health = "down"
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def generation(self) -> int:
+        """The newest generation known of: what an agent must not find stale."""
+        return max(self.config.generation, self.status.generation if self.status else 0)
+
+    @property
+    def switching(self) -> bool:
+        """Between two phases, by its own word or by the configuration's wish."""
+        return self.status is not None and (self.status.state != "ready" or self.status.phase != self.config.phase)
+
+    def age_s(self, now: float) -> float | None:
+        return None if self.status is None else max(0.0, now - self.status_at)
+
+    def judge(self, now: float) -> Health:
+        """Health by the age of the last status and by refused connections."""
+        if self.status is None or self.refusals >= REFUSALS_UNTIL_DOWN:
+            return "down"
+        age_s = now - self.status_at
+        if age_s >= DOWN_AFTER_S:
+            return "down"
+        return "stale" if age_s >= STALE_AFTER_S else "ok"
+
+    def next_change(self) -> float | None:
+        """When silence alone would change the health."""
+        if self.status is None or self.health == "down":
+            return None
+        return self.status_at + (STALE_AFTER_S if self.health == "ok" else DOWN_AFTER_S)
+
+    def why_not(self, stage: Stage) -> str | None:
+        """None when new work of `stage` may go here, else the reason's code."""
+        if not self.config.enabled:
+            return "disabled"
+        if self.health == "down" or self.status is None:
+            return "down"
+        if self.config.draining:
+            return "draining"
+        if not serves(self.config.phase, stage):
+            return f"wanted-{self.config.phase}"
+        if not serves(self.status.phase, stage):
+            return f"phase-{self.status.phase}"
+        if self.status.state != "ready" and not serves(self.status.target_phase, stage):
+            return self.status.state
+        if self.status.state == "switching":
+            return "switching"
+        return None
+
+    def takes(self, stage: Stage) -> bool:
+        return self.why_not(stage) is None
+
+    def facts(self, stage: Stage, block_tokens: int) -> NodeFacts:
+        """The router's picture of the node for one stage; a node that may not get new work says so by its state."""
+        status = self.status
+        return NodeFacts(
+            name=self.name,
+            order=self.config.order,
+            phase=self._phase(),
+            prefill=self.config.prefill,
+            decode=self.config.decode,
+            state=self._state(self.why_not(stage)),
+            healthy=self.health != "down" and self.config.enabled,
+            decode_limit=self.config.decode_limit,
+            kv_capacity_tokens=status.kv_tokens if status else 0,
+            prefill_chunk_tokens=status.prefill_chunk_tokens if status else 0,
+            pool_spare_tokens=status.pool_spare_blocks * block_tokens if status else None,
+            pool_referenced_tokens=status.pool_referenced_blocks * block_tokens if status else 0,
+        )
+
+    def _phase(self) -> Phase:
+        observed = self.status.phase if self.status else self.config.phase
+        return "prefill" if observed == "prefill" else "decode" if observed == "decode" else "mixed"
+
+    def _state(self, reason: str | None) -> NodeState:
+        if reason is None:
+            return "ready"
+        if reason in ("down", "disabled"):
+            return "down"
+        return "switching" if reason == "switching" else "draining"
+
+
+class NodeTable:
+    """All nodes of a partition, in configuration order."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, KnownNode] = {}
+
+    def configure(self, now: float, config: PartitionConfig) -> list[KnownNode]:
+        """Takes a new configuration over; answers the nodes that are gone."""
+        gone = [node for name, node in self.by_name.items() if name not in config.nodes]
+        known = self.by_name
+        self.by_name = {}
+        for item in sorted(config.nodes.values(), key=lambda node: (node.order, node.name)):
+            node = known.get(item.name) or KnownNode(item, added_at=now)
+            if node.config.url != item.url:
+                node.status, node.refusals = None, 0
+            node.config = item
+            self.by_name[item.name] = node
+        return gone
+
+    def __iter__(self) -> Iterator[KnownNode]:
+        return iter(list(self.by_name.values()))
+
+    def get(self, name: str) -> KnownNode | None:
+        return self.by_name.get(name)
+
+    def taking(self, stage: Stage) -> list[KnownNode]:
+        """Nodes that may get new work of a stage."""
+        return [node for node in self.by_name.values() if node.takes(stage)]
+
+    def reported_limit(self, stage: Stage) -> int | None:
+        """How many requests the engines of a stage say they take together; None for prefill, which has no such number."""
+        if stage == "prefill":
+            return None
+        return sum(node.status.max_decode_batch for node in self.taking(stage) if node.status is not None)
+
+    def next_change(self) -> float | None:
+        changes = [at for at in (node.next_change() for node in self.by_name.values()) if at is not None]
+        return min(changes, default=None)
+
+    def stale_ratio(self) -> float:
+        enabled = [node for node in self.by_name.values() if node.config.enabled]
+        return sum(node.health != "ok" for node in enabled) / len(enabled) if enabled else 0.0
+
+    def split(self) -> dict[str, int]:
+        """How many nodes are in each phase now; nodes that are down count apart."""
+        counts = {"prefill": 0, "decode": 0, "mixed": 0, "down": 0}
+        for node in self.by_name.values():
+            if node.config.enabled:
+                counts["down" if node.health == "down" or node.status is None else node.status.phase] += 1
+        return counts

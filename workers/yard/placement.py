@@ -1,0 +1,79 @@
+"""Where work goes: the router, fed with what the yard knows of its nodes, and the load book that counts every decision."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from apps.routing.domain.loads import LoadBook
+from apps.routing.domain.router import Router
+from apps.routing.domain.ttft import queue_s
+from apps.routing.domain.views import DecodeChoice, DecodeQuery, NodeView, PrefillChoice, PrefillQuery, QueuedWork
+from workers.yard.config import PartitionConfig
+from workers.yard.nodes import KnownNode, NodeTable, Stage
+from workers.yard.requests import RequestState
+
+
+class Placement:
+    """Chooses nodes and remembers what is placed where. Nodes to `avoid` count only when nobody else can do it."""
+
+    def __init__(self, config: PartitionConfig, nodes: NodeTable) -> None:
+        self._nodes = nodes
+        self._router = Router(config.routing)
+        self._block_tokens = config.model.block_tokens
+        self.loads = LoadBook(config.network)
+
+    def configure(self, config: PartitionConfig) -> None:
+        self._router.configure(config.routing)
+
+    def views(self, now: float, stage: Stage, avoid: Collection[str] = ()) -> list[NodeView]:
+        """The nodes as the router sees them; those to avoid are left out where others can do the work."""
+        nodes = list(self._nodes)
+        if any(node.takes(stage) and node.name not in avoid for node in nodes):
+            nodes = [node for node in nodes if node.name not in avoid]
+        return [self.loads.view(now, node.facts(stage, self._block_tokens)) for node in nodes]
+
+    def choose_prefill(
+        self, now: float, state: RequestState, matches: Mapping[str, int], home: str | None
+    ) -> PrefillChoice:
+        """The node for the prompt and the output so far."""
+        query = PrefillQuery(
+            request_id=state.request_id,
+            prompt_tokens=state.context_tokens,
+            matches=matches,
+            block_tokens=self._block_tokens,
+            waited_s=now - state.arrived_at,
+            home=home,
+        )
+        return self._router.choose_prefill(now, query, self.views(now, "prefill", state.avoid))
+
+    def choose_decode(self, now: float, state: RequestState, home: str | None) -> DecodeChoice:
+        """The node for what is still to come; the request's own announcement does not stand in its way."""
+        query = DecodeQuery(state.request_id, state.context_tokens, state.remaining_tokens, home)
+        return self._router.choose_decode(now, query, self.views(now, "decode", state.avoid))
+
+    def place_prefill(self, now: float, state: RequestState, choice: PrefillChoice) -> None:
+        """Counts the choice from now on. Requires a chosen node."""
+        assert choice.node is not None and choice.chosen is not None
+        row = choice.chosen
+        work = QueuedWork(state.context_tokens - row.cached_tokens, row.cached_tokens, row.cached_tokens)
+        self.loads.placed_prefill(now, state.request_id, choice.node, work, row.fetch_tokens)
+
+    def announce_decode(self, state: RequestState, node: str) -> None:
+        self.loads.announced_decode(state.request_id, node, state.context_tokens + state.remaining_tokens)
+
+    def predicted_ttft_s(self, now: float) -> float | None:
+        """How long a small request arriving now would wait for its first token on the best node."""
+        waits = [
+            view.running_remaining_s + queue_s(view.facts, view.queued)
+            for view in self.views(now, "prefill")
+            if view.facts.state == "ready" and view.facts.healthy
+        ]
+        return min(waits, default=None)
+
+    def view(self, now: float, node: KnownNode) -> NodeView:
+        return self.loads.view(now, node.facts("prefill", self._block_tokens))
+
+    def wait_s(self, now: float, node: KnownNode) -> float:
+        """Seconds until a prefill placed on the node now would begin."""
+        view = self.view(now, node)
+        return view.running_remaining_s + queue_s(view.facts, view.queued)
