@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 
+from apps.planning.models import PlannerPolicy
 from apps.topology.models import Partition
 from controlplane import permissions
 from controlplane.actors import Actor
@@ -44,8 +45,6 @@ def partition_view(role: str) -> Any:
 
 def slo_ttft_s(partition: Partition) -> float | None:
     """The planner policy's TTFT target in seconds, None when the partition has no policy yet."""
-    from apps.planning.models import PlannerPolicy
-
     return PlannerPolicy.objects.filter(partition=partition).values_list("slo_ttft_s", flat=True).first()
 
 

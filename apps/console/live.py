@@ -16,20 +16,22 @@ import redis.asyncio
 from django.conf import settings
 
 from apps.console.present import present
+from apps.telemetry.selectors import live_snapshot
+from apps.topology.models import Partition
 from controlplane import redis_client
+from controlplane.errors import Unavailable
 
 HISTORY_S = 300.0
 POINT_EVERY_S = 1.0
 STALE_AFTER_S = 3.0
 
 
-def last_snapshot(partition: str) -> dict[str, Any] | None:
+def last_snapshot(partition: Partition) -> dict[str, Any] | None:
     """The last published snapshot, or None when the gateway has been silent for ten seconds or Redis is away."""
     try:
-        raw = redis_client.client().get(redis_client.live_key(partition))
-    except (redis.RedisError, OSError):
+        return live_snapshot(partition)
+    except Unavailable:
         return None
-    return _decoded(raw)
 
 
 async def last_snapshot_async(partition: str) -> dict[str, Any] | None:
@@ -41,17 +43,7 @@ async def last_snapshot_async(partition: str) -> dict[str, Any] | None:
             raw = await client.get(redis_client.live_key(partition))
     except (redis.RedisError, OSError):
         return None
-    return _decoded(raw)
-
-
-def _decoded(raw: Any) -> dict[str, Any] | None:
-    if raw is None:
-        return None
-    try:
-        snapshot = json.loads(raw)
-    except ValueError:
-        return None
-    return snapshot if isinstance(snapshot, dict) else None
+    return json.loads(raw) if raw else None
 
 
 @dataclass

@@ -55,6 +55,7 @@ def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict
         "nodes": nodes,
         "bands": bands,
         "queue": _queue(snapshot.get("bands") or []),
+        "tenants_by_id": _tenants(snapshot.get("bands") or []),
         "stages": [_stage(name, (snapshot.get("stages") or {}).get(name) or {}) for name in ("prefill", "decode")],
         "reuse": _reuse(snapshot.get("reuse") or {}),
         "requests": {name: formats.count(n) for name, n in (snapshot.get("requests") or {}).items()},
@@ -196,12 +197,13 @@ def _last_switch(last_switch: Any) -> str:
 def _split(nodes: list[dict[str, Any]]) -> dict[str, Any]:
     counts = {kind: sum(node["kind"] == kind for node in nodes) for kind in KINDS}
     text = " · ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind in ("prefill", "decode"))
-    order = sorted(nodes, key=lambda node: (_track(node), KINDS.index(node["kind"])))
+    order = sorted(nodes, key=_track)
     cars = [
         {
             "id": node["id"],
             "short": _short(node["name"]),
             "kind": node["kind"],
+            "track": str(_track(node)),
             "title": f"{node['name']}: {node['label']}, {node['load_text']}",
         }
         for node in order
@@ -267,6 +269,17 @@ def _queue(bands: list[Json]) -> dict[str, str]:
     waiting = sum(band.get("waiting") or 0 for band in bands)
     oldest = max((band.get("oldest_s") or 0 for band in bands if band.get("waiting")), default=None)
     return {"waiting": formats.exact(waiting), "oldest": formats.duration(oldest) if waiting else "nobody waits"}
+
+
+def _tenants(bands: list[Json]) -> dict[str, dict[str, str]]:
+    """One entry a flow, summed over the bands it waits in; a flow is a tenant unless a trusted client named it."""
+    sums: dict[str, dict[str, float]] = {}
+    for flow in (flow for band in bands for flow in band.get("flows") or []):
+        total = sums.setdefault(str(flow.get("id")), {"waiting": 0, "oldest_s": 0.0, "dispatched_total": 0})
+        total["waiting"] += flow.get("waiting") or 0
+        total["oldest_s"] = max(total["oldest_s"], flow.get("oldest_s") or 0.0)
+        total["dispatched_total"] += flow.get("dispatched_total") or 0
+    return {name: _flow({"id": name, **total}) for name, total in sums.items()}
 
 
 def _stage(name: str, stage: Json) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class ObjectiveIn(ObjectiveEdit):
 class Stage(Body):
     detector: Detector
     mode: LimitMode
-    limit_per_node: int
+    limit_per_node: int | None
 
 
 class StageEdit(Body):

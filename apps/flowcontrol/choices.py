@@ -1,4 +1,4 @@
-"""Policies of flow control, with label and colour."""
+"""Policies that flow control offers, with label and colour; the machine's own lists in `domain/config.py` decide."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from django.db.models import TextChoices
 class Fairness(TextChoices):
     """Whose turn it is within a band."""
 
-    GLOBAL_STRICT = "global-strict", "One line"
     ROUND_ROBIN = "round-robin", "Round robin"
-    TOKEN_FAIR = "token-fair", "Token fair"
-    LEAST_ATTAINED_SERVICE = "least-attained-service", "Least attained service"
+    GLOBAL_STRICT = "global-strict", "One line"
 
     @property
     def colour(self) -> str:
@@ -23,8 +21,6 @@ class Ordering(TextChoices):
 
     FCFS = "fcfs", "First come, first served"
     EDF = "edf", "Earliest deadline"
-    SLO_DEADLINE = "slo-deadline", "SLO deadline"
-    CONTINUE_FIRST = "continue-first", "Running branches first"
 
     @property
     def colour(self) -> str:
@@ -35,20 +31,17 @@ class Detector(TextChoices):
     """How a stage's saturation is measured."""
 
     CONCURRENCY = "concurrency", "Concurrency"
-    UTILIZATION = "utilization", "Utilization"
-    PREDICTED_TTFT = "predicted-ttft", "Predicted TTFT"
+    OFF = "off", "Off"
 
     @property
     def colour(self) -> str:
-        return "grey"
+        return "red" if self is Detector.OFF else "grey"
 
 
 class LimitMode(TextChoices):
     """What the concurrency detector counts."""
 
     REQUESTS = "requests", "Requests"
-    TOKENS = "tokens", "Tokens"
-    HYBRID = "hybrid", "Requests and tokens"
 
     @property
     def colour(self) -> str:

@@ -12,7 +12,7 @@ from controlplane.audit import audited
 from controlplane.validators import Between
 
 _TTL_S = Between(0.05, 86400)
-_RATIO = Between(0, 1)
+_AT_LEAST_ONE = Between(1, 10**15)
 _PER_NODE = Between(1, 10_000_000)
 
 
@@ -38,11 +38,11 @@ class Band(models.Model):
     priority = models.IntegerField()
     fairness = models.CharField(max_length=32, choices=Fairness.choices, default=Fairness.ROUND_ROBIN)
     ordering = models.CharField(max_length=32, choices=Ordering.choices, default=Ordering.FCFS)
-    max_requests = models.PositiveIntegerField(default=1000)
-    max_bytes = models.PositiveBigIntegerField(default=1_000_000_000)
+    max_requests = models.PositiveIntegerField(default=1000, validators=[_AT_LEAST_ONE])
+    max_bytes = models.PositiveBigIntegerField(default=1_000_000_000, validators=[_AT_LEAST_ONE])
     ttl_s = models.FloatField(default=60.0, validators=[_TTL_S])
-    ceiling = models.FloatField(default=1.0, validators=[Between(0.01, 10)])
-    min_share = models.FloatField(default=0.0, validators=[_RATIO])
+    ceiling = models.FloatField(default=1.0, validators=[Between(0, 1)])
+    min_share = models.FloatField(default=0.0, validators=[Between(0, 0.9)])
 
     class Meta:
         ordering = ["partition__name", "-priority"]
@@ -81,17 +81,21 @@ class FlowSettings(models.Model):
     """A partition's limits, the gate of each stage, and the template for bands nobody has described."""
 
     partition = models.OneToOneField(Partition, on_delete=models.CASCADE, related_name="flow_settings")
-    max_requests = models.PositiveIntegerField(default=5000)
-    max_bytes = models.PositiveBigIntegerField(default=4_000_000_000)
+    max_requests = models.PositiveIntegerField(default=5000, validators=[_AT_LEAST_ONE])
+    max_bytes = models.PositiveBigIntegerField(default=4_000_000_000, validators=[_AT_LEAST_ONE])
     default_ttl_s = models.FloatField(default=60.0, validators=[_TTL_S])
     empty_pool_ttl_s = models.FloatField(default=30.0, validators=[_TTL_S])
     displacement = models.BooleanField(default=True)
     prefill_detector = models.CharField(max_length=32, choices=Detector.choices, default=Detector.CONCURRENCY)
     prefill_mode = models.CharField(max_length=16, choices=LimitMode.choices, default=LimitMode.REQUESTS)
-    prefill_limit_per_node = models.PositiveIntegerField(default=4, validators=[_PER_NODE])
+    prefill_limit_per_node = models.PositiveIntegerField(
+        default=4, null=True, blank=True, validators=[_PER_NODE], help_text="null follows what the engines report"
+    )
     decode_detector = models.CharField(max_length=32, choices=Detector.choices, default=Detector.CONCURRENCY)
     decode_mode = models.CharField(max_length=16, choices=LimitMode.choices, default=LimitMode.REQUESTS)
-    decode_limit_per_node = models.PositiveIntegerField(default=64, validators=[_PER_NODE])
+    decode_limit_per_node = models.PositiveIntegerField(
+        default=64, null=True, blank=True, validators=[_PER_NODE], help_text="null follows what the engines report"
+    )
     default_band = models.JSONField(default=default_band)
 
     class Meta:

@@ -85,3 +85,12 @@ def flow_section(partition: Partition) -> dict[str, Any]:
         for stage in ("prefill", "decode")
     }
     return {name: getattr(settings, name) for name in names} | stages
+
+
+def flow_document(partition: Partition) -> dict[str, Any]:
+    """The sections that the flow control machine reads."""
+    return {
+        "bands": bands_section(partition),
+        "default_band": default_band_section(partition),
+        "flow": flow_section(partition),
+    }

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.db.models import Sum
 
+from apps.flowcontrol import selectors
+from apps.flowcontrol.domain.config import FlowConfig, FlowConfigError
 from apps.flowcontrol.models import Band, FlowSettings, Objective, default_band
 from apps.flowcontrol.selectors import BAND_FIELDS, bands_of
 from apps.tenancy.models import Tenant
@@ -30,9 +31,8 @@ def create_band(partition: Partition, name: str, priority: int, actor: Actor, re
         band = Band(partition=partition, name=name)
         _check_priority(band, priority)
         records.apply(band, {"priority": priority, **fields}, _BAND_FIELDS)
-        _check_shares(band)
         band.save()
-        publish(partition, actor, reason or f"band {name} created")
+        _publish(partition, actor, reason or f"band {name} created")
     return band
 
 
@@ -43,10 +43,9 @@ def update_band(band: Band, actor: Actor, reason: str = "", **changes: Any) -> B
         row = records.locked(band)
         _check_priority(row, changes.get("priority", row.priority))
         if records.apply(row, changes, _BAND_FIELDS):
-            _check_shares(row)
             row.save()
             what = ", ".join(f"{name} {value}" for name, value in changes.items())
-            publish(row.partition, actor, reason or f"band {row.name}: {what}")
+            _publish(row.partition, actor, reason or f"band {row.name}: {what}")
     return row
 
 
@@ -65,7 +64,7 @@ def set_priorities(partition: Partition, priorities: Mapping[str, int], actor: A
             raise Conflict("two bands would have the same priority", "priority-taken")
         for name in priorities:
             bands[name].save(update_fields=["priority"])
-        publish(partition, actor, reason or "priorities edited")
+        _publish(partition, actor, reason or "priorities edited")
     return list(bands_of(partition))
 
 
@@ -77,7 +76,7 @@ def delete_band(band: Band, actor: Actor, reason: str = "") -> None:
         if users:
             raise Conflict(f"band {band.name} is used by {', '.join(users)}", "band-in-use")
         band.delete()
-        publish(band.partition, actor, reason or f"band {band.name} removed")
+        _publish(band.partition, actor, reason or f"band {band.name} removed")
 
 
 def create_objective(
@@ -89,7 +88,7 @@ def create_objective(
         _check_same_partition(band, partition)
         records.apply(objective, {"band": band, **fields}, _OBJECTIVE_FIELDS)
         objective.save()
-        publish(partition, actor, reason or f"objective {name} created")
+        _publish(partition, actor, reason or f"objective {name} created")
     return objective
 
 
@@ -101,7 +100,7 @@ def update_objective(objective: Objective, actor: Actor, reason: str = "", **cha
             _check_same_partition(changes["band"], row.partition)
         if records.apply(row, changes, _OBJECTIVE_FIELDS):
             row.save()
-            publish(row.partition, actor, reason or f"objective {row.name} edited")
+            _publish(row.partition, actor, reason or f"objective {row.name} edited")
     return row
 
 
@@ -112,7 +111,7 @@ def delete_objective(objective: Objective, actor: Actor, reason: str = "") -> No
         if users:
             raise Conflict(f"objective {objective.name} is the default of {', '.join(users)}", "objective-in-use")
         objective.delete()
-        publish(objective.partition, actor, reason or f"objective {objective.name} removed")
+        _publish(objective.partition, actor, reason or f"objective {objective.name} removed")
 
 
 def update_flow_settings(partition: Partition, actor: Actor, reason: str = "", **changes: Any) -> FlowSettings:
@@ -124,7 +123,7 @@ def update_flow_settings(partition: Partition, actor: Actor, reason: str = "", *
             changes["default_band"] = _checked_template(row.default_band, changes["default_band"])
         if records.apply(row, changes, _FLOW_FIELDS):
             row.save()
-            publish(partition, actor, reason or "flow settings edited")
+            _publish(partition, actor, reason or "flow settings edited")
     return row
 
 
@@ -141,10 +140,13 @@ def _check_priority(band: Band, priority: Any) -> None:
             raise Conflict(f"band {holder.name} has priority {priority} already", "priority-taken")
 
 
-def _check_shares(band: Band) -> None:
-    shares = band.partition.bands.exclude(pk=band.pk).aggregate(total=Sum("min_share"))["total"] or 0.0
-    if shares + band.min_share > 1.0:
-        raise InvalidField("min_share", f"expected at most {1.0 - shares:.3g}: the other bands have the rest")
+def _publish(partition: Partition, actor: Actor, reason: str) -> None:
+    """Publishes what the gateway's machine accepts. Raises InvalidField, with the machine's own words, for anything else."""
+    try:
+        FlowConfig.parse(selectors.flow_document(partition))
+    except FlowConfigError as error:
+        raise InvalidField(error.field, f"expected {error.expected}") from None
+    publish(partition, actor, reason)
 
 
 def _check_same_partition(band: Band, partition: Partition) -> None:

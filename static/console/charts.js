@@ -68,7 +68,7 @@
       const bands = [...new Set(points.flatMap((p) => Object.keys(p.waiting)))];
       return bands.map((band, i) => line(band, x, points.map((p) => p.waiting[band]), colour(`--series-${(i % 5) + 1}`), { dash: DASHES[i % 5], shape: "hv" }));
     }
-    const shapes = { prefill: "", decode: "/", mixed: "x", draining: "\\", switching: "-", down: "." };
+    const shapes = { prefill: "", decode: "|", mixed: "+", draining: "/", switching: "\\", down: "x" };
     return KINDS.filter((name) => points.some((p) => p.split[name])).map((name) => ({
       ...line(name, x, points.map((p) => p.split[name]), colour(`--${name}`), { width: 1, shape: "hv" }),
       stackgroup: "nodes",
@@ -86,6 +86,7 @@
     for (const plot of plots) {
       const kind = plot.dataset.chart;
       const ours = layout(colour, kind === "ttft" ? { ticksuffix: " s" } : { tickformat: "d" });
+      if (kind === "waiting") ours.yaxis.range = [0, Math.max(5, ...points.flatMap((p) => Object.values(p.waiting))) * 1.06];
       ours.xaxis.range = [new Date(Math.min(x[0].getTime(), end - KEEP_S * 1000)), new Date(end)];
       plot.querySelector(".plot-wait")?.remove();
       window.Plotly.react(plot, traces(kind, x, colour, Number(plot.dataset.slo)), ours, { displayModeBar: false, responsive: true });

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from apps.flowcontrol import selectors, services
+from apps.flowcontrol import choices, selectors, services
+from apps.flowcontrol.domain import config
 from apps.flowcontrol.models import Band, BandEvent
 from apps.topology import configuration
 from controlplane.actors import SYSTEM
@@ -50,7 +51,7 @@ def test_trading_into_the_same_priority_is_refused(partition):
         ({"fairness": "lottery"}, "fairness"),
         ({"ttl_s": math.nan}, "ttl_s"),
         ({"ttl_s": 0}, "ttl_s"),
-        ({"max_requests": -1}, "max_requests"),
+        ({"max_requests": 0}, "max_requests"),
         ({"min_share": 1.5}, "min_share"),
         ({"priority": 2**40}, "priority"),
         ({"name": "other"}, "name"),
@@ -65,7 +66,7 @@ def test_a_bad_value_of_a_band_is_refused_by_name(partition, changes, field):
 
 def test_guaranteed_shares_never_exceed_the_whole(partition):
     services.update_band(selectors.band_named(partition, "premium"), SYSTEM, min_share=0.7)
-    with pytest.raises(InvalidField, match=r"at most 0\.3"):
+    with pytest.raises(InvalidField, match=r"all bands together at most 0\.9"):
         services.update_band(selectors.band_named(partition, "standard"), SYSTEM, min_share=0.4)
 
 
@@ -133,3 +134,15 @@ def test_a_bad_flow_setting_is_refused_by_name(partition, changes, field):
     with pytest.raises(InvalidField) as refusal:
         services.update_flow_settings(partition, SYSTEM, **changes)
     assert refusal.value.field == field
+
+
+def test_the_choices_are_what_the_machine_offers():
+    assert set(choices.Fairness.values) == set(config.FAIRNESS_POLICIES)
+    assert set(choices.Ordering.values) == set(config.ORDERING_POLICIES)
+    assert set(choices.Detector.values) == set(config.DETECTORS)
+    assert set(choices.LimitMode.values) == set(config.DETECTOR_MODES)
+
+
+def test_a_limit_can_be_left_to_the_engines(partition):
+    services.update_flow_settings(partition, SYSTEM, decode_limit_per_node=None)
+    assert configuration.latest(partition).document["flow"]["decode"]["limit_per_node"] is None

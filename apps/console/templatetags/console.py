@@ -12,7 +12,7 @@ from typing import Any
 
 from django import template
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 
 from apps.console import formats
 
@@ -38,11 +38,11 @@ def _source(context: template.Context, of: Any) -> Any:
 
 
 @register.simple_tag(takes_context=True)
-def live(context: template.Context, path: str, of: Any = _PAGE, tag: str = "span", cls: str = "") -> SafeString:
-    """An element whose text is the value at `path`, kept up to date by the page's live feed."""
+def live(context: template.Context, path: str, of: Any = _PAGE, cls: str = "") -> SafeString:
+    """A span whose text is the value at `path`, kept up to date by the page's live feed."""
     attributes = format_html(' class="{}"', cls) if cls else ""
     value = _lookup(_source(context, of), path)
-    return format_html('<{} data-live="{}"{}>{}</{}>', mark_safe(tag), path, attributes, value, mark_safe(tag))
+    return format_html('<span data-live="{}"{}>{}</span>', path, attributes, value)
 
 
 @register.simple_tag(takes_context=True)

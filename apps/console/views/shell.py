@@ -21,8 +21,8 @@ THEMES = ("auto", "light", "dark")
 
 def page(request: HttpRequest, partition: Partition, name: str, **context: Any) -> HttpResponse:
     """Renders `console/<name>.html` inside the shell, with the partition's last snapshot as `view` (None when silent)."""
-    snapshot = live.last_snapshot(partition.name)
-    view = present(snapshot, time.time(), slo_ttft_s(partition)) if snapshot else None
+    snapshot, slo = live.last_snapshot(partition), slo_ttft_s(partition)
+    view = present(snapshot, time.time(), slo) if snapshot else None
     shell = {
         "page": name,
         "pages": PAGES,
@@ -30,6 +30,7 @@ def page(request: HttpRequest, partition: Partition, name: str, **context: Any) 
         "partition": partition,
         "partitions": list(Partition.objects.order_by("name")),
         "view": view,
+        "slo_ttft_s": slo,
         "stale_after_s": live.STALE_AFTER_S,
     }
     return render(request, f"console/{name}.html", shell | abilities(request) | theme(request) | context)
