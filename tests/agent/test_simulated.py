@@ -20,7 +20,7 @@ from tests.agent.simulated_support import (
     prompt,
     read,
 )
-from workers.agent.engines.base import EngineError, FetchSource, RefChange
+from workers.agent.engines.base import EngineError, FetchSource, RefChange, TokenChunk
 from workers.agent.engines.simulated_prefill_loop import MAX_OVERTAKEN
 
 
@@ -38,16 +38,16 @@ def fetch_from(node: str, to_block: int) -> FetchSource:
 def test_the_first_tokens_come_at_once_and_the_rest_at_most_every_quarter_second() -> None:
     async def work() -> None:
         async with Nodes() as nodes:
-            stream = await read(nodes.one, output("r", 640, 700, elsewhere(640)))
+            stream = await read(nodes.one, output("r", 640, 1_200, elsewhere(640)))
             times = [at for at, _ in stream.chunks]
             assert times[0] - stream.started_at < 0.05
             gaps = [later - earlier for earlier, later in pairwise(times[1:-1])]
             assert len(gaps) > 5
             assert min(gaps) >= 0.249
             assert max(gaps) < 0.3
-            assert stream.tokens == 699
+            assert stream.tokens == 1_199
             assert stream.finished.finish_reason == "length"
-            assert stream.finished.output_tokens == 700
+            assert stream.finished.output_tokens == 1_200
 
     in_virtual_time(work)
 
@@ -406,7 +406,7 @@ def test_an_aborted_output_ends_with_abort_and_the_others_go_faster() -> None:
             assert nodes.one.abort("r0")
             stopped = await tasks[0]
             assert stopped.finished.finish_reason == "abort"
-            assert stopped.finished.output_tokens == stopped.tokens
+            assert stopped.finished.output_tokens == stopped.tokens + 1
             assert nodes.one.status().running_decode == 1
             await tasks[1]
             assert nodes.sink.of("decode")[-1].batch == 1
@@ -471,7 +471,10 @@ def test_random_traffic_loses_no_request_and_leaks_nothing(seed: int) -> None:
                     if fate < 0.1:
                         await stream.aclose()  # type: ignore[attr-defined]
                         return "closed"
-                    got += getattr(item, "count", 0)
+                    if isinstance(item, TokenChunk):
+                        got += item.count
+                    elif item.finish_reason == "abort":
+                        return "aborted"
                 assert got == wanted
                 return "done"
 
@@ -489,7 +492,6 @@ def test_random_traffic_loses_no_request_and_leaks_nothing(seed: int) -> None:
                 for outcome in outcomes
                 if isinstance(outcome, BaseException)
                 and not (isinstance(outcome, EngineError) and outcome.code == "aborted")
-                and "assert" not in str(outcome)
             ]
             assert not wrong
             assert outcomes.count("done") > 30
