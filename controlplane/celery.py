@@ -9,6 +9,7 @@ from celery import Celery
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from controlplane import env
+from workers.planner.schedule import BEAT_SCHEDULE
 
 
 def broker_url(redis_url: str) -> str:
@@ -31,6 +32,7 @@ app.conf.update(
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
     timezone="UTC",
+    beat_schedule=BEAT_SCHEDULE,
     # kombu sweeps unacknowledged messages only every 100 s unless told otherwise.
     broker_transport_options={
         "visibility_timeout": 60,

@@ -135,15 +135,13 @@ def advance(
         nodes = {node.name: node for node in Node.objects.select_for_update().filter(partition=order.partition)}
         steps = list(order.steps.select_for_update())
         machine = PhaseMachine(_plan_of(order, steps), {name: _facts_of(node) for name, node in nodes.items()})
-        before = order.state
+        before = order.state, [step.state for step in steps]
         commands = machine.handle(now, event)
         machine.check_integrity()
         _store(order, steps, machine.plan, now)
         _apply(order.partition, nodes, commands, actor)
-        if order.state != before:
-            tell(
-                order.partition.name, "switch", order=order.pk, state=order.state, reason=order.outcome or order.reason
-            )
+        if before != (order.state, [step.state for step in steps]):
+            _tell_progress(order, steps)
             _close_original(order)
     return order.state, [command for command in commands if isinstance(command, PushPhase | PollStatus)]
 
@@ -255,6 +253,35 @@ def _apply(partition: Partition, nodes: dict[str, Node], commands: list[Any], ac
         nodes[name].save(update_fields=["desired_phase", "generation", "draining"])
     if reasons:
         publish(partition, actor, "; ".join(reasons)[:500])
+
+
+def _tell_progress(order: SwitchOrder, steps: list[SwitchStep]) -> None:
+    moves = [{"node": step.node, "to_phase": step.to_phase, "state": step.state} for step in steps]
+    reason = order.outcome or order.reason
+    tell(order.partition.name, "switch", order=order.pk, state=order.state, reason=reason, moves=moves)
+
+
+def fence(node: Node, agent_generation: int) -> bool:
+    """Lift a node's generation above one under which its agent obeys what was not decided here (a restored backup).
+
+    False when that is no longer so, or an order is moving the node and does it itself.
+    """
+    with change(PLANNER, f"{node.name} obeys an order of generation {agent_generation} that is not known here"):
+        partition = records.locked(node.partition)
+        row = Node.objects.select_for_update(of=("self",)).get(pk=node.pk)
+        if row.generation > agent_generation or is_moving(row):
+            return False
+        row.generation = agent_generation + 1
+        row.save(update_fields=["generation"])
+        publish(partition, PLANNER, f"{row.name} is fenced at generation {row.generation}")
+    return True
+
+
+def is_moving(node: Node) -> bool:
+    """Whether an order under way moves this node."""
+    return SwitchStep.objects.filter(
+        node=node.name, order__partition=node.partition_id, order__state__in=ACTIVE
+    ).exists()
 
 
 def _close_original(order: SwitchOrder) -> None:

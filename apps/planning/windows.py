@@ -303,13 +303,21 @@ def _planner_node(
     )
 
 
-def window_just_ended(partition: Partition, added: Sequence[Slice]) -> tuple[float, float] | None:
-    """The window that one of these new slices completed, if any."""
+def window_to_decide(partition: Partition) -> tuple[float, float] | None:
+    """The newest window that has ended, has slices and has no decision yet; also after the planner was away."""
     policy = policy_of(partition)
-    for row in reversed(added):
-        if round(row.t1 / policy.slice_s) % policy.slices_per_window == 0:
-            return row.t1 - policy.window_s, row.t1
-    return None
+    newest = Slice.objects.filter(partition=partition).order_by("-t0").first()
+    if newest is None:
+        return None
+    end = (newest.t1 + 1e-6) // policy.window_s * policy.window_s
+    start = end - policy.window_s
+    if not window_of(partition, start, end) or _decision_of(partition, end):
+        return None
+    return start, end
+
+
+def _decision_of(partition: Partition, end: float) -> Decision | None:
+    return Decision.objects.filter(partition=partition, window_end=end).exclude(rule="empty_phase").first()
 
 
 def decide(
@@ -318,7 +326,7 @@ def decide(
     """Evaluate a window, store the decision with all its numbers, and propose or order what it says. Once per window."""
     with change(PLANNER, f"window {start:.0f} to {end:.0f}"):
         partition = Partition.objects.select_for_update(of=("self",)).get(pk=partition.pk)
-        known = Decision.objects.filter(partition=partition, window_end=end).exclude(rule="empty_phase").first()
+        known = _decision_of(partition, end)
         if known is not None:
             return known
         state = planner_state(partition, now, live)

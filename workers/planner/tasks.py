@@ -1,0 +1,177 @@
+"""The planner's Celery tasks. Each is short, may run twice, and leaves a partition to whoever holds its lock already."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import redis
+
+from apps.planning import orders, services, windows
+from apps.planning.choices import OrderState
+from apps.planning.domain.phase_machine import ACTIVE, Tick
+from apps.planning.models import SwitchOrder
+from apps.telemetry import services as telemetry
+from apps.telemetry.selectors import live_snapshot
+from apps.topology import configuration
+from apps.topology.models import Partition
+from controlplane.celery import app
+from controlplane.errors import Conflict, Unavailable
+from workers.planner import driving
+from workers.planner.health import heal, observe
+from workers.planner.ingest import read_stream
+from workers.planner.locks import partition_lock
+from workers.planner.schedule import PRUNE_EVERY_S, RECONCILE_EVERY_S, TICK_EVERY_S
+
+logger = logging.getLogger(__name__)
+# Shorter than the broker's visibility timeout; a longer switch goes on in a new task.
+DRIVE_BUDGET_S = 40.0
+
+
+@app.task
+def tick_all() -> None:
+    _fan_out(tick, TICK_EVERY_S)
+
+
+@app.task
+def reconcile_all() -> None:
+    _fan_out(reconcile, RECONCILE_EVERY_S)
+
+
+@app.task
+def prune_all() -> None:
+    _fan_out(prune, PRUNE_EVERY_S)
+
+
+def _fan_out(task: Any, expires_s: float) -> None:
+    for name in Partition.objects.order_by("name").values_list("name", flat=True):
+        task.apply_async(args=[name], expires=expires_s)
+
+
+@app.task
+def ingest(partition_name: str) -> int:
+    """Store what is new on a partition's telemetry stream, exactly once; returns how many rows."""
+    partition = _partition(partition_name)
+    if partition is None:
+        return 0
+    try:
+        stored = read_stream(partition)
+    except (redis.RedisError, OSError) as error:
+        logger.warning("%s: telemetry waits, Redis is away (%s)", partition_name, type(error).__name__)
+        return 0
+    return sum(batch.requests + batch.cost_windows + batch.load_windows for batch in stored)
+
+
+@app.task
+def tick(partition_name: str, now: float | None = None) -> str:
+    """Close slices, watch the last switch, and decide when a window has ended; says what it came to.
+
+    `now` (unix seconds) is for tests.
+    """
+    partition = _partition(partition_name)
+    if partition is None:
+        return "unknown partition"
+    with partition_lock("plan", partition.pk) as mine:
+        if not mine:
+            return "another worker plans"
+        ingest(partition_name)
+        moment = time.time() if now is None else now
+        if windows.close_slices(partition, moment):
+            windows.spoil_stale_proposal(partition)
+        undone = windows.undo_a_switch_that_hurts(partition, moment)
+        if undone is not None:
+            return f"order {undone.pk} undoes a switch"
+        window = windows.window_to_decide(partition)
+        if window is not None:
+            windows.refit(partition, moment)
+            decision = windows.decide(partition, *window, moment, _live(partition))
+        else:
+            at_once = windows.decide_at_once(partition, moment, _live(partition))
+            if at_once is None:
+                return "nothing to decide"
+            decision = at_once
+        return f"{decision.verdict} ({decision.rule}): {decision.action}"
+
+
+@app.task
+def drive_switch(order_id: int, budget_s: float = DRIVE_BUDGET_S) -> str:
+    """Drive one order; returns its state. A second driver of the same partition leaves at once."""
+    order = SwitchOrder.objects.select_related("partition").filter(pk=order_id).first()
+    if order is None:
+        return "unknown order"
+    with partition_lock("drive", order.partition_id) as mine:
+        if not mine:
+            return "another worker drives"
+        state = driving.drive(order, budget_s)
+    if state in ACTIVE:
+        orders.start_driving(order)
+    else:
+        services.apply_forces(order.partition)
+    return state
+
+
+@app.task
+def reconcile(partition_name: str, now: float | None = None) -> str:
+    """Finish what a crash left, end what has expired, heal what has drifted; says what it did. `now` is for tests."""
+    partition = _partition(partition_name)
+    if partition is None:
+        return "unknown partition"
+    with partition_lock("reconcile", partition.pk) as mine:
+        if not mine:
+            return "another worker reconciles"
+        moment = time.time() if now is None else now
+        did = []
+        services.expire(partition)
+        reports = observe(partition, moment)
+        did += heal(partition, reports)
+        did += _resume_orders(partition, moment)
+        try:
+            if services.apply_forces(partition) is not None:
+                did.append("ordered what is forced")
+        except Conflict as error:
+            logger.warning("%s: the forced split cannot be ordered: %s", partition_name, error.message)
+        try:
+            if configuration.republish(partition):
+                did.append("sent the configuration again")
+        except (redis.RedisError, OSError) as error:
+            logger.warning("%s: Redis is away (%s)", partition_name, type(error).__name__)
+        return ", ".join(did) or "nothing to do"
+
+
+def _resume_orders(partition: Partition, now: float) -> list[str]:
+    did = []
+    for order in SwitchOrder.objects.filter(partition=partition, state=OrderState.COOLING):
+        state, _ = orders.advance(order.pk, now, Tick())
+        if state != OrderState.COOLING:
+            did.append(f"order {order.pk} is {state}")
+    moving = orders.moving_order(partition)
+    if moving is not None:
+        with partition_lock("drive", partition.pk) as undriven:
+            pass
+        if undriven:
+            orders.start_driving(moving)
+            did.append(f"resumed order {moving.pk}")
+    return did
+
+
+@app.task
+def prune(partition_name: str) -> int:
+    """Delete telemetry and slices past their age."""
+    partition = _partition(partition_name)
+    if partition is None:
+        return 0
+    windows.prune(partition, time.time())
+    return telemetry.prune(partition)
+
+
+def _partition(name: str) -> Partition | None:
+    return Partition.objects.filter(name=name).first()
+
+
+def _live(partition: Partition) -> dict[str, Any] | None:
+    """The gateway's newest snapshot; planning goes on without it."""
+    try:
+        return live_snapshot(partition)
+    except Unavailable:
+        return None
