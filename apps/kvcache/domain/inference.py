@@ -1,6 +1,6 @@
 """Which branch a request without signals belongs to, told from its prompt alone.
 
-    the prompt goes on with a context                              continuation
+    the prompt goes on with a context, or its last prompt          continuation
     ... whose own request still runs                               fork
     it shares a long head with a context and then diverges         version, as long as the old tail stays silent
     ... whose own request still runs, or whose old tail goes on    fork: both live
@@ -28,7 +28,7 @@ def resolve_inferred(ledger: Ledger, tenant: str, prompt: HashedPrompt, end: Seg
     extended_blocks = extended[0].end.end if extended else 0
     diverged = _diverged(ledger, tenant, path, extended_blocks)
     if diverged:
-        return _resolve_diverged(ledger, prompt, diverged)
+        return _resolve_diverged(ledger, prompt, end, diverged)
     if not extended:
         return Resolution(ledger.next_inferred_id(), None, 0, "new", "inferred-new")
     idle = _latest_idle(extended)
@@ -37,7 +37,7 @@ def resolve_inferred(ledger: Ledger, tenant: str, prompt: HashedPrompt, end: Seg
     return Resolution(idle.branch_id, idle, idle.version, "continuation", "inferred-extends")
 
 
-def _resolve_diverged(ledger: Ledger, prompt: HashedPrompt, candidates: list[Branch]) -> Resolution:
+def _resolve_diverged(ledger: Ledger, prompt: HashedPrompt, end: Segment, candidates: list[Branch]) -> Resolution:
     for branch in candidates:
         if branch.had_before(prompt.chain):
             branch.former_last = b""
@@ -45,6 +45,8 @@ def _resolve_diverged(ledger: Ledger, prompt: HashedPrompt, candidates: list[Bra
     idle = _latest_idle(candidates)
     if idle is None:
         return _fork(ledger, candidates[0], "inferred-diverged-while-running")
+    if idle.extended_by(end):
+        return Resolution(idle.branch_id, idle, idle.version, "continuation", "inferred-extends-prompt")
     return Resolution(idle.branch_id, idle, idle.version + 1, "version", "inferred-diverged")
 
 

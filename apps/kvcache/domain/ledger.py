@@ -66,6 +66,7 @@ class Branch:
     inferred: bool
     end: Segment
     latest: str
+    prompt_blocks: int
     heard_s: float
     homes: dict[str, str] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
@@ -79,6 +80,11 @@ class Branch:
     def nodes(self) -> list[str]:
         """Nodes whose copy this branch counts on: its homes, each once."""
         return sorted(set(self.homes.values()))
+
+    def extended_by(self, end: Segment) -> bool:
+        """Whether a context goes on with this one: with its last prompt, at least. The output after it may come back
+        in other tokens (a chat template rewrites it), which is no new version."""
+        return shared_blocks(self.end, end) >= self.prompt_blocks
 
     def had_before(self, chain: bytes) -> bool:
         """Whether `chain` goes on with the context that an inferred new version replaced."""
@@ -123,7 +129,7 @@ class Ledger:
             return Resolution(branch_id, branch, branch.version, "continuation", "signal-stale", stale=True)
         if signal.version is not None and signal.version > branch.version:
             return Resolution(branch_id, branch, signal.version, "version", "signal-version")
-        if signal.version is None and not _extends(branch.end, end):
+        if signal.version is None and not branch.extended_by(end):
             return Resolution(branch_id, branch, branch.version + 1, "version", "signal-diverged")
         return Resolution(branch_id, branch, branch.version, "continuation", "signal")
 
@@ -139,7 +145,7 @@ class Ledger:
         if signal.parent is None:
             return Resolution(branch_id, None, version, "new", "signal")
         parent = self.branches.get(signal.parent)
-        shared = parent is not None and 2 * _shared_blocks(parent.end, end) >= parent.end.end > 0
+        shared = parent is not None and 2 * shared_blocks(parent.end, end) >= parent.end.end > 0
         return Resolution(branch_id, None, version, "fork" if shared else "subagent", "signal-parent")
 
     def next_inferred_id(self) -> str:
@@ -162,6 +168,7 @@ class Ledger:
             inferred=signal.branch_id is None,
             end=end,
             latest=request_id,
+            prompt_blocks=end.end,
             heard_s=now,
         )
         self.branches[branch.branch_id] = branch
@@ -206,6 +213,7 @@ class Ledger:
             parent = self.branches.get(branch.parent)
             if parent is not None:
                 parent.held_until_s = now + self.lease.length_s(parent.pause_s)
+                self._queue_lease(parent)
 
     def drop_requests(self, branch: Branch) -> None:
         """Forget the branch's open requests, which nobody will finish."""
@@ -268,11 +276,7 @@ def _newer(signal: BranchSignal, version: int, sequence: int | None) -> bool:
     return signal.sequence is None or sequence is None or signal.sequence > sequence
 
 
-def _extends(old: Segment, new: Segment) -> bool:
-    return _shared_blocks(old, new) == old.end
-
-
-def _shared_blocks(left: Segment, right: Segment) -> int:
+def shared_blocks(left: Segment, right: Segment) -> int:
     """Blocks that the contexts ending at two segments have in common."""
     while left is not right:
         if left.end >= right.end and left.parent is not None:

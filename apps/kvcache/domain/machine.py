@@ -10,7 +10,7 @@ from apps.kvcache.domain import events as ev
 from apps.kvcache.domain.directory import Directory
 from apps.kvcache.domain.hashing import HASH_BYTES, HashedPrompt
 from apps.kvcache.domain.inference import resolve_inferred
-from apps.kvcache.domain.ledger import Branch, LeasePolicy, Ledger, OpenRequest, Resolution
+from apps.kvcache.domain.ledger import Branch, LeasePolicy, Ledger, OpenRequest, Resolution, shared_blocks
 from apps.kvcache.domain.reuse import Dimension, ReuseAccounts, judge
 from apps.kvcache.domain.segments import Segment
 from apps.kvcache.domain.streams import NodeStream
@@ -178,12 +178,12 @@ class KvMachine:
     ) -> None:
         """The branch's context now ends at `end`."""
         old = branch.end
-        if resolution.kind == "version" and branch.inferred:
+        if branch.inferred and shared_blocks(old, end) < old.end:
             branch.former_last, branch.former_blocks = old.hashes[-HASH_BYTES:], old.end
         branch.version = resolution.version
         branch.sequence = signal.sequence if signal.sequence is not None else branch.sequence
         branch.program = signal.program or branch.program
-        branch.end, branch.latest = end, request_id
+        branch.end, branch.latest, branch.prompt_blocks = end, request_id, end.end
         self._directory.move_branch(branch.branch_id, old, end, branch.nodes, out)
 
     def _resolved_again(self, request: OpenRequest, out: list[Any]) -> None:

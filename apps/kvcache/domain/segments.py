@@ -228,25 +228,34 @@ class SegmentTree:
             else:
                 del segment.held[holder]
         self._ends[upper.hashes[-HASH_BYTES:]] = upper
+        self._retire(segment)
         return upper
 
     def settle(self, segment: Segment) -> None:
         """Tidy up after `segment` lost a branch, a holder or a child: forget it, keep it as memory, or merge it."""
         while segment.parent is not None:
             parent = segment.parent
-            if segment.children or segment.live or segment.held:
+            if not self._retire(segment):
                 self._unused.pop(segment, None)
                 self._merge_down(segment)
                 break
-            if segment.produced:
-                self._cut(segment, segment.produced)
-                self._unused[segment] = None
+            if segment.parent is not None:
                 self._unused.move_to_end(segment)
                 break
-            self._drop(segment)
             segment = parent
         while self.total_blocks > self.max_blocks and self._unused:
             self._forget_oldest()
+
+    def _retire(self, segment: Segment) -> bool:
+        """Whether nobody needs `segment`: then only what was produced of it is kept, as memory, or nothing."""
+        if segment.children or segment.live or segment.held:
+            return False
+        if segment.produced:
+            self._cut(segment, segment.produced)
+            self._unused.setdefault(segment, None)
+        else:
+            self._drop(segment)
+        return True
 
     def _add(self, parent: Segment, hashes: bytes) -> Segment:
         segment = Segment(parent, hashes, parent.end)
