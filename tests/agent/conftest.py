@@ -1,0 +1,17 @@
+"""Fixtures of the agent's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.agent.engines.reference.weights import load_weights
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small random model's weights, made once."""
+    folder = tmp_path_factory.mktemp("models")
+    load_weights("random", folder)
+    return folder
