@@ -317,6 +317,15 @@ def test_branches_that_name_each_other_as_parents_still_end():
     assert w.machine.branches_live == 0
 
 
+def test_a_changed_lease_holds_from_the_next_request_on():
+    w = world()
+    w.turn([1], branch_id="b")
+    w.machine.reconfigure(KvConfig(lease=LeasePolicy(multiple=2.0, floor_s=10.0, ceiling_s=100.0)))
+    w.turn([1, 2], branch_id="b", after_s=8.0)
+    assert lease_end_s(w, "b") == 16.0
+    assert of_type(w.send(ev.Tick(), after_s=16.0), ev.BranchClosed) == [ev.BranchClosed("b", "lease")]
+
+
 @pytest.mark.parametrize(
     ("values", "field"),
     [

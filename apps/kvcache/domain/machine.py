@@ -114,10 +114,6 @@ class KvMachine:
         """(blocks known to be in the node's host memory, those of them that a live branch counts on)."""
         return self._directory.usage(node)
 
-    def counted_runs(self, node: str) -> list[ev.RefsChanged]:
-        """All counts of the node as changes from zero, for a driver that has to start a node's counts anew."""
-        return self._directory.counted_runs(node)
-
     def check_integrity(self) -> None:
         """Recompute every count from the live branches and compare. Raises AssertionError naming what differs."""
         ledger = self._ledger
