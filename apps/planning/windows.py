@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.db import transaction
-from django.utils import timezone
+from django.db.models import Min
 
 from apps.planning import orders
 from apps.planning.choices import Action, Cause, FitState, Mode, OrderState, ProposalState, Source
@@ -47,6 +47,7 @@ LAG_S = 4.0
 FIRST_MINUTE_S = 60.0
 FIT_HISTORY_S = 3600.0
 DRIFT_ERROR_RATIO = 0.25
+DRIFT_S = 60.0
 DRIFT_ROWS = 10
 
 
@@ -139,31 +140,39 @@ def refit(partition: Partition, now: float) -> list[FittedModel]:
     for node in nodes_of(partition):
         classes.setdefault(node.hardware_class, []).append(node)
     for hardware_class, nodes in sorted(classes.items()):
-        windows = fit_windows(partition, [node.name for node in nodes], now)
+        names = [node.name for node in nodes]
         fit = fits.get(hardware_class)
         if fit is not None:
-            error = _error_ratio(fit, nodes[0], windows[-DRIFT_ROWS:])
-            if len(windows) < DRIFT_ROWS or error <= DRIFT_ERROR_RATIO:
+            newest = fit_windows(partition, names, now - DRIFT_S)
+            error = _error_ratio(fit, nodes[0], newest)
+            if len(newest) < DRIFT_ROWS or error <= DRIFT_ERROR_RATIO:
                 continue
-            _retire(fit, f"predictions were off by {error:.0%} over the last {DRIFT_ROWS} windows")
+            _retire(fit, now, f"predictions were off by {error:.0%} over the last {DRIFT_S:.0f} s")
+        windows = fit_windows(partition, names, max(now - FIT_HISTORY_S, _drifted_since(partition, hardware_class)))
         created = _fit(partition, hardware_class, nodes[0], windows)
         if created is not None:
             found.append(created)
     return found
 
 
-def fit_windows(partition: Partition, nodes: Sequence[str], now: float) -> list[fitting.FitWindow]:
-    """Usable measurements of these nodes since the last fit was given up, oldest first; at most an hour of them."""
-    rows = list(
-        CostWindow.objects.filter(
-            partition=partition, node__in=nodes, switching=False, t0__gte=now - FIT_HISTORY_S
-        ).order_by("t0", "node")
+def _drifted_since(partition: Partition, hardware_class: str) -> float:
+    """From when on measurements tell of the class as it is now: since its last fit began to be wrong."""
+    retired = FittedModel.objects.filter(
+        partition=partition, hardware_class=hardware_class, state=FitState.RETIRED, retired_at__isnull=False
     )
-    first_seen: dict[tuple[str, str], float] = {}
-    for row in CostWindow.objects.filter(partition=partition, node__in=nodes).order_by("-t0"):
-        first_seen[row.node, row.boot_id] = row.t0
-    retired = FittedModel.objects.filter(partition=partition, state=FitState.RETIRED).order_by("-retired_at").first()
-    since = retired.retired_at.timestamp() - 60 if retired and retired.retired_at else 0.0
+    newest = retired.order_by("-retired_at").first()
+    return newest.retired_at.timestamp() - DRIFT_S if newest and newest.retired_at else 0.0
+
+
+def fit_windows(partition: Partition, nodes: Sequence[str], since: float) -> list[fitting.FitWindow]:
+    """Usable measurements of these nodes that began at `since` or later (unix seconds), oldest first."""
+    rows = list(
+        CostWindow.objects.filter(partition=partition, node__in=nodes, switching=False, t0__gte=since).order_by(
+            "t0", "node"
+        )
+    )
+    boots = CostWindow.objects.filter(partition=partition, node__in=nodes).values("node", "boot_id")
+    first_seen = {(boot["node"], boot["boot_id"]): boot["first"] for boot in boots.annotate(first=Min("t0")).order_by()}
     return [
         fitting.FitWindow(
             prefill_iterations=row.prefill_iterations,
@@ -176,7 +185,7 @@ def fit_windows(partition: Partition, nodes: Sequence[str], now: float) -> list[
             busy_decode_s=row.busy_decode_s,
         )
         for row in rows
-        if row.t0 >= since and row.t0 - first_seen[row.node, row.boot_id] >= FIRST_MINUTE_S
+        if row.t0 - first_seen[row.node, row.boot_id] >= FIRST_MINUTE_S
     ]
 
 
@@ -243,8 +252,8 @@ def _error_ratio(fit: FittedModel, node: Node, windows: Sequence[fitting.FitWind
     return sum(errors) / len(errors) if errors else 0.0
 
 
-def _retire(fit: FittedModel, reason: str) -> None:
-    fit.state, fit.retired_at, fit.retired_reason = FitState.RETIRED.value, timezone.now(), reason
+def _retire(fit: FittedModel, now: float, reason: str) -> None:
+    fit.state, fit.retired_at, fit.retired_reason = FitState.RETIRED.value, datetime.fromtimestamp(now, UTC), reason
     fit.save(update_fields=["state", "retired_at", "retired_reason"])
 
 

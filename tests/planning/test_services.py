@@ -41,7 +41,7 @@ def finish(order):
     """Let the order's agents do as they are told."""
     now = timezone.now().timestamp()
     for _ in range(10):
-        state, commands = orders.advance(order.pk, now, Tick())
+        state, _ = orders.advance(order.pk, now, Tick())
         for step in order.steps.all():
             report = StatusReported(step.node, step.to_phase, step.to_phase, "ready", step.generation)
             state, _ = orders.advance(order.pk, now, report)

@@ -74,5 +74,8 @@ def _told(error: httpx.HTTPError) -> str:
     """The kind of failure; an address or a header has no place in a reason."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"the agent answered {error.response.status_code}"
-    kinds: dict[type[httpx.HTTPError], str] = {httpx.ConnectError: "no connection", httpx.ConnectTimeout: "no connection in time"}
+    kinds: dict[type[httpx.HTTPError], str] = {
+        httpx.ConnectError: "no connection",
+        httpx.ConnectTimeout: "no connection in time",
+    }
     return kinds.get(type(error), f"no answer ({type(error).__name__})")

@@ -19,25 +19,13 @@ def read_stream(partition: Partition) -> list[Stored]:
     stream = redis_client.telemetry_stream(partition.name)
     for _ in range(MAX_BATCHES):
         found: Any = redis_client.client().xread({stream: cursor_of(partition)}, count=BATCH)
-        entries = _entries(found)
+        entries = found[0][1] if found else []
         if not entries:
             break
         stored.append(store_entries(partition, [_decoded(fields) for _, fields in entries], _text(entries[-1][0])))
         if len(entries) < BATCH:
             break
     return stored
-
-
-def _entries(found: Any) -> list[tuple[Any, dict[Any, Any]]]:
-    """The entries of the one stream asked for, in either shape redis-py answers in."""
-    streams = found.items() if isinstance(found, dict) else found or []
-    entries: list[Any] = [entry for _, batch in streams for entry in batch]
-    # RESP3 nests the entries of a stream once more.
-    return (
-        entries[0]
-        if entries and isinstance(entries[0], list) and entries[0] and isinstance(entries[0][0], tuple)
-        else entries
-    )
 
 
 def _decoded(fields: dict[Any, Any]) -> dict[str, Any]:

@@ -1,0 +1,285 @@
+"""The planner's tick over stored telemetry: slices, windows, decisions, and what each mode does with them."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from apps.planning import orders, services, windows
+from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients, decode_iteration_s, prefill_work_s
+from apps.planning.domain.phase_machine import StatusReported, Tick
+from apps.planning.models import Decision, FittedModel, PlannerPolicy, Proposal, Slice, SwitchOrder
+from apps.telemetry.models import CostWindow, LoadWindow
+from apps.topology.models import Node
+from tests.factories import COEFFICIENTS, actor_with, make_partition
+from workers.planner import tasks
+
+pytestmark = pytest.mark.django_db
+ADA = actor_with("administrator", "ada")
+SLICE_S, WINDOW_S = 12.0, 120.0
+START = 120_000.0
+END = START + WINDOW_S
+PREFILL = PrefillCoefficients(*(COEFFICIENTS[name] for name in ("c0", "c1", "c2", "c3")))
+DECODE = DecodeCoefficients(COEFFICIENTS["d0"], COEFFICIENTS["d1"], COEFFICIENTS["d2"], 256, 8, 4)
+
+
+@pytest.fixture
+def partition(redis_client):
+    partition = make_partition("gb300", ("prefill",) * 4 + ("decode",) * 5)
+    PlannerPolicy.objects.create(
+        partition=partition, mode="automatic", slice_s=SLICE_S, slices_per_window=10, cooldown_s=60, slo_ttft_s=5
+    )
+    return partition
+
+
+def load(partition, start=START, end=END, **changes):
+    """Load windows of a workload that prefill limits: 4P5D carries about 6, 5P4D more."""
+    rng = np.random.default_rng(7)
+    for t0 in np.arange(start, end, 2.0):
+        prefilled = int(rng.integers(11, 14))
+        values = {
+            "arrived": prefilled,
+            "prefilled": prefilled,
+            "t_uc": prefilled * 5268,
+            "t_c": prefilled * 150_000,
+            "pairs": prefilled * 804_078_546,
+            "t_rst": prefilled * 150_000,
+            "prefill_iterations": prefilled,
+            "finished": prefilled,
+            "t_out": prefilled * 848,
+            "decode_iterations_of_finished": prefilled * 848 / 2.15,
+            "in_flight_s": 240.0,
+            "prefill_utilisation": 0.97,
+            "decode_utilisation": 0.6,
+            "prefill_waits_s": [1.0, 2.0],
+            **changes,
+        }
+        LoadWindow.objects.create(partition=partition, t0=float(t0), t1=float(t0) + 2, **values)
+
+
+def run(partition, now=END + 5, start=START):
+    """Tick as beat does, once a slice, so that every slice is closed."""
+    moment = start + SLICE_S + 5
+    while moment < now:
+        tasks.tick(partition.name, now=moment)
+        moment += SLICE_S
+    return tasks.tick(partition.name, now=now)
+
+
+def finish(order, at):
+    orders.advance(order.pk, at, Tick())
+    for step in order.steps.all():
+        orders.advance(order.pk, at, StatusReported(step.node, step.to_phase, step.to_phase, "ready", step.generation))
+
+
+def test_slices_are_closed_once_each_when_their_load_has_arrived(partition):
+    load(partition, end=START + 36)
+    tasks.tick(partition.name, now=START + 15.0)
+    assert Slice.objects.filter(t0__gte=START).count() == 0, "the last load window of the slice may still come"
+    tasks.tick(partition.name, now=START + 16.5)
+    tasks.tick(partition.name, now=START + 16.5)
+    row = Slice.objects.get(t0__gte=START)
+    assert (row.t0, row.t1) == (START, START + 12)
+    assert row.workload["t_uc"] == 5268
+    assert row.workload["in_flight"] == 120
+    assert row.prefill_wait_p95_s == 2.0
+
+
+def test_slices_missed_while_the_planner_was_away_are_closed_later_up_to_one_window_back(partition):
+    load(partition)
+    tasks.tick(partition.name, now=START + 17)
+    tasks.tick(partition.name, now=END + 5)
+    assert Slice.objects.filter(t0__gte=START).count() == 10
+
+
+def test_a_window_that_prefill_limits_orders_a_switch_in_automatic_mode(partition):
+    load(partition)
+    assert run(partition) == "switch (switch): ordered"
+    decision = Decision.objects.get(window_end=END)
+    assert (decision.verdict, decision.source, decision.slices_used) == ("switch", "configured", 10)
+    assert decision.gain > decision.threshold > 0
+    order = SwitchOrder.objects.get()
+    assert (order.cause, order.decision) == ("planner", decision)
+    assert len(order.to_prefill) > 4
+    assert order.reason == decision.reason
+
+
+def test_a_window_is_decided_once(partition):
+    load(partition)
+    run(partition)
+    assert tasks.tick(partition.name, now=END + 7) == "nothing to decide"
+    assert Decision.objects.filter(window_end=END).count() == 1
+
+
+def test_in_approve_mode_the_decision_becomes_a_proposal_that_a_person_can_approve(partition):
+    PlannerPolicy.objects.update(mode="approve")
+    load(partition)
+    assert run(partition) == "switch (switch): proposed"
+    proposal = Proposal.objects.get()
+    assert (proposal.state, proposal.proposed_by) == ("open", "planner:planner")
+    assert proposal.evidence["workload"]["t_uc"] == 5268
+    assert proposal.expires_at == datetime.fromtimestamp(END + WINDOW_S + 4, UTC)
+    Proposal.objects.update(expires_at=datetime(2100, 1, 1, tzinfo=UTC))
+    services.approve(proposal, actor_with("operator", "bob"))
+    assert SwitchOrder.objects.get().cause == "proposal"
+
+
+def test_in_advisory_mode_nothing_is_changed(partition):
+    PlannerPolicy.objects.update(mode="advisory")
+    load(partition)
+    assert run(partition) == "switch (switch): advised"
+    assert not Proposal.objects.exists() and not SwitchOrder.objects.exists()
+
+
+def test_a_frozen_split_is_held_and_the_decision_still_shows_what_was_missed(partition):
+    services.freeze(partition, ADA, "release day", None)
+    load(partition)
+    assert run(partition) == "hold (frozen): none"
+    decision = Decision.objects.get(window_end=END)
+    assert "release day" in decision.reason
+    assert decision.gain > decision.threshold
+
+
+def test_a_forced_split_is_held(partition):
+    services.force_node(Node.objects.get(name="gb300-1"), "prefill", ADA, "keep it")
+    load(partition)
+    assert run(partition) == "hold (forced): none"
+
+
+def test_a_window_with_nothing_in_it_holds_and_says_so(partition):
+    assert run(partition) == "hold (too_few_slices): none"
+
+
+def test_low_demand_holds(partition):
+    load(partition, prefill_utilisation=0.4, decode_utilisation=0.5)
+    assert run(partition) == "hold (low_demand): none"
+
+
+def test_stale_reports_hold(partition):
+    load(partition, stale_reports_ratio=0.5)
+    assert run(partition) == "hold (stale_reports): none"
+
+
+def test_a_proposal_goes_stale_when_the_workload_moves(partition):
+    PlannerPolicy.objects.update(mode="approve")
+    load(partition)
+    run(partition)
+    # Tests run in the past; the proposal must look as if it was made then.
+    Proposal.objects.update(created_at=datetime.fromtimestamp(END, UTC))
+    load(partition, END, END + 36, t_out=12 * 5000, decode_iterations_of_finished=12 * 5000 / 2.15)
+    tasks.tick(partition.name, now=END + 35)
+    proposal = Proposal.objects.get()
+    assert proposal.state == "stale"
+    assert "t_out went from" in proposal.closed_reason
+
+
+def test_a_switch_after_which_people_wait_is_undone_in_spite_of_the_cooldown(partition):
+    PlannerPolicy.objects.update(mode="automatic")
+    load(partition, prefill_waits_s=[1.0])
+    run(partition)
+    order = SwitchOrder.objects.get()
+    finish(order, END + 6)
+    order.refresh_from_db()
+    assert order.state == "cooling"
+    load(partition, END, END + 6, prefill_waits_s=[1.0])
+    load(partition, END + 6, END + 50, prefill_waits_s=[30.0])
+    assert tasks.tick(partition.name, now=END + 52) == f"order {order.pk + 1} undoes a switch"
+    undo = SwitchOrder.objects.get(cause="watch")
+    assert (undo.rolls_back, undo.to_prefill) == (order, order.from_prefill)
+    assert "over 10.0 s" in undo.reason
+    assert tasks.tick(partition.name, now=END + 54) == "nothing to decide"
+
+
+def test_a_forced_switch_is_never_undone_by_the_planner(partition):
+    load(partition, prefill_waits_s=[1.0])
+    run(partition, now=END - 5)
+    services.force_node(Node.objects.get(name="gb300-1"), "decode", ADA, "I know")
+    finish(SwitchOrder.objects.get(), END - 4)
+    load(partition, END, END + 50, prefill_waits_s=[30.0])
+    tasks.tick(partition.name, now=END + 52)
+    assert SwitchOrder.objects.count() == 1
+
+
+def test_a_phase_that_lost_its_last_node_is_filled_without_waiting_for_the_window(partition):
+    gone = datetime.fromtimestamp(START, UTC)
+    Node.objects.filter(desired_phase="prefill").update(observed_state="down", observed_at=gone)
+    assert tasks.tick(partition.name, now=START + 5) == "hold (too_few_nodes): none" or not SwitchOrder.objects.exists()
+    assert tasks.tick(partition.name, now=START + 11) == "switch (empty_phase): ordered"
+    order = SwitchOrder.objects.get()
+    assert order.steps.count() == 1
+    assert order.steps.get().to_phase == "prefill"
+
+
+def test_a_second_planner_leaves_at_once(partition, other_connection_holds):
+    with other_connection_holds("plan", partition.pk):
+        assert tasks.tick(partition.name, now=END) == "another worker plans"
+
+
+# -- fits ------------------------------------------------------------------------------------------------------------
+
+
+def measure(partition, start, end, slower=1.0, noise=0.02, **changes):
+    """Cost windows as nodes would measure them, with the configured coefficients made `slower`."""
+    rng = np.random.default_rng(11)
+    for t0 in np.arange(start, end, 5.0):
+        for node in Node.objects.filter(partition=partition):
+            values = {"node": node.name, "t0": float(t0), "t1": float(t0) + 5, "boot_id": "b1", **changes}
+            if node.desired_phase == "prefill":
+                iterations = int(rng.integers(3, 9))
+                t_uc = int(rng.integers(5_000, 60_000))
+                pairs, t_rst = t_uc * int(rng.integers(10_000, 200_000)), int(rng.integers(0, 1_000_000))
+                busy = prefill_work_s(PREFILL, t_uc, pairs, t_rst, iterations)
+                values |= {"prefill_iterations": iterations, "t_uc": t_uc, "pairs": pairs, "t_rst": t_rst}
+                values["busy_prefill_s"] = busy * slower * (1 + noise * rng.standard_normal())
+            else:
+                batch = int(rng.integers(2, 60))
+                busy = 80 * decode_iteration_s(DECODE, batch)
+                values |= {"decode_iterations": 80, "batch_counts": {str(batch): 80}}
+                values["busy_decode_s"] = busy * slower * (1 + noise * rng.standard_normal())
+            CostWindow.objects.create(partition=partition, **values)
+
+
+def test_a_window_with_enough_measurements_learns_the_model_and_plans_with_it(partition):
+    measure(partition, START, END, slower=1.3)
+    load(partition)
+    run(partition)
+    fit = FittedModel.objects.get()
+    assert (fit.state, fit.hardware_class) == ("accepted", "gb300")
+    assert fit.prefill["c1"] == pytest.approx(1.3 * COEFFICIENTS["c1"], rel=0.1)
+    assert fit.prefill_error_ratio < 0.05
+    assert 2 <= fit.batch_low < 10 and 50 < fit.batch_high < 60
+    assert Decision.objects.get(window_end=END).source == "learned"
+
+
+def test_a_nodes_first_minute_and_its_switches_teach_nothing(partition):
+    measure(partition, START + 65, END)
+    assert windows.fit_windows(partition, ["gb300-1"], START) == []
+    measure(partition, END, END + 60)
+    assert len(windows.fit_windows(partition, ["gb300-1"], START)) == 11
+    CostWindow.objects.all().delete()
+    measure(partition, START, END, switching=True)
+    assert windows.fit_windows(partition, ["gb300-1"], START) == []
+
+
+def test_a_fit_that_is_too_wrong_is_kept_with_its_error_and_holds_the_split(partition):
+    measure(partition, START, END, noise=0.6)
+    load(partition)
+    assert run(partition) == "hold (unfitted): none"
+    fit = FittedModel.objects.get()
+    assert fit.state == "refused"
+    assert any("not used for planning" in warning for warning in fit.warnings)
+
+
+def test_a_fit_that_reality_has_left_is_retired_and_learned_anew_from_newer_measurements(partition):
+    measure(partition, START, END)
+    load(partition)
+    run(partition)
+    first = FittedModel.objects.get()
+    measure(partition, END, END + WINDOW_S, slower=2.0)
+    (second,) = windows.refit(partition, END + WINDOW_S)
+    first.refresh_from_db()
+    assert first.state == "retired"
+    assert "off by" in first.retired_reason
+    assert second.state == "accepted"
+    assert second.prefill["c1"] == pytest.approx(2 * COEFFICIENTS["c1"], rel=0.1)
+    assert windows.refit(partition, END + WINDOW_S) == []
