@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# As in the agent's process: one BLAS thread, set before numpy is imported. More make small matrices many times slower.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from pathlib import Path
 
 import pytest

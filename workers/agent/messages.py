@@ -43,7 +43,7 @@ class SamplingBody(_Body, frozen=True):
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = 0
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = 0.0
-    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | bool | None = None
