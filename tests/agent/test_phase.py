@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.agent.phase import PhaseMachine, PhaseRecord, PhaseRefused, load_record, save_record
+from workers.agent.phase import PhaseMachine, PhaseRecord, PhaseRefused, StageName, load_record, save_record
 
-IDLE = {"prefill": 0, "decode": 0}
-PREFILLING = {"prefill": 2, "decode": 0}
-DECODING = {"prefill": 0, "decode": 1}
+IDLE: dict[StageName, int] = {"prefill": 0, "decode": 0}
+PREFILLING: dict[StageName, int] = {"prefill": 2, "decode": 0}
+DECODING: dict[StageName, int] = {"prefill": 0, "decode": 1}
 
 
 def refusal(machine: PhaseMachine, stage: str, generation: int | None = None) -> str | None:

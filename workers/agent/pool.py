@@ -214,7 +214,18 @@ class KvPool:
         self.checksum_failures += 1
         self.file.wipe(slot)
         self.give_up(block)
+        self._shorten_holds(block)
         return False
+
+    def _shorten_holds(self, broken: bytes) -> None:
+        """Hand-overs no longer protect `broken` and what follows it, so that it can be stored anew."""
+        with self._lock:
+            for number, (expires_at, pinned) in enumerate(self._held):
+                blocks = [_at(pinned, index) for index in range(len(pinned) // HASH_BYTES)]
+                if broken in blocks:
+                    end = blocks.index(broken) * HASH_BYTES
+                    self._held[number] = (expires_at, pinned[:end])
+                    self._index.unpin(pinned[end:])
 
     def frame(self, block: bytes) -> bytes | None:
         """One block, full or tail, as `length, hash, checksum, bytes`; None where it is not here. The reader checks it."""
