@@ -22,7 +22,7 @@ class EventLog:
         self._now = now
         self._events: deque[Event] = deque(maxlen=capacity)
         self._lock = threading.Lock()
-        self._last = int(now()) * 1_000_000
+        self._last = int(now() * 1_000_000)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
 
