@@ -1,4 +1,4 @@
-"""The Celery application. Tasks live in `workers/planner`; a lost worker's task returns within seconds."""
+"""The Celery application. Tasks and schedule live in `workers/planner`; a lost worker's task returns within seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from celery import Celery
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from controlplane import env
-from workers.planner.schedule import BEAT_SCHEDULE
 
 
 def broker_url(redis_url: str) -> str:
@@ -32,7 +31,6 @@ app.conf.update(
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
     timezone="UTC",
-    beat_schedule=BEAT_SCHEDULE,
     # kombu sweeps unacknowledged messages only every 100 s unless told otherwise.
     broker_transport_options={
         "visibility_timeout": 60,

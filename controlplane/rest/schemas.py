@@ -13,7 +13,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Body(Schema):
-    model_config = ConfigDict(extra="forbid", from_attributes=False)
+    model_config = ConfigDict(extra="forbid")
 
 
 class Reason(Body):

@@ -285,4 +285,4 @@ async def test_the_command_stops_on_a_signal(gateway, tmp_path: Path) -> None:
     out, _ = await asyncio.wait_for(process.communicate(), 5)
     assert process.returncode == 0
     assert sorted(gateway.ended) == sorted(gateway.branches)
-    assert b"live branches were ended" in out
+    assert b"live branches were told to end" in out

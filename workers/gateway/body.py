@@ -12,7 +12,7 @@ from workers.gateway.errors import ApiError, bad_field
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16
-_NO = (None, False, 0, 0.0, [], {}, "")
+_NO: tuple[Any, ...] = (None, False, 0, 0.0, [], {}, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import contextlib
 import time
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,7 @@ class NodeClient:
         async with self._call("POST", "/v1/prefill", body) as response:
             return msgspec.json.decode(await response.read(), type=dict[str, Any])
 
-    async def decode(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def decode(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The decode events in order. Raises NodeCallError, also when the stream ends without `done`."""
         async with self._call("POST", "/v1/decode", body) as response:
             async for line in _lines(response):

@@ -22,9 +22,11 @@ from workers.planner import driving
 from workers.planner.health import heal, observe
 from workers.planner.ingest import read_stream
 from workers.planner.locks import partition_lock
-from workers.planner.schedule import PRUNE_EVERY_S, RECONCILE_EVERY_S, TICK_EVERY_S
+from workers.planner.schedule import BEAT_SCHEDULE, PRUNE_EVERY_S, RECONCILE_EVERY_S, TICK_EVERY_S
 
 logger = logging.getLogger(__name__)
+# Here and not beside the application: web processes use that too, and know no worker.
+app.conf.beat_schedule = BEAT_SCHEDULE
 # Shorter than the broker's visibility timeout; a longer switch goes on in a new task.
 DRIVE_BUDGET_S = 40.0
 

@@ -542,6 +542,7 @@ class Yard:
         for node in self.fleet.configure(now, config):
             self._node_lost(now, node)
         self.placement.configure(config)
+        self.kv.reconfigure(kv_config(config))
         self._flow(now, flow_events.Reconfigure(config.flow))
         self._nodes_changed(now)
 

@@ -15,25 +15,30 @@ from apps.console.present import present
 from apps.topology.models import Partition
 from controlplane import permissions
 
-PAGES = (("overview", "Overview"), ("queues", "Queues"), ("split", "Split"), ("nodes", "Nodes"), ("audit", "Audit"))
+PAGES = (("overview", "Overview"), ("queues", "Queues"), ("split", "Split"), ("nodes", "Nodes"))
 THEMES = ("auto", "light", "dark")
 
 
 def page(request: HttpRequest, partition: Partition, name: str, **context: Any) -> HttpResponse:
     """Renders `console/<name>.html` inside the shell, with the partition's last snapshot as `view` (None when silent)."""
-    snapshot, slo = live.last_snapshot(partition), slo_ttft_s(partition)
-    view = present(snapshot, time.time(), slo) if snapshot else None
+    slo = slo_ttft_s(partition)
     shell = {
         "page": name,
         "pages": PAGES,
         "title": dict(PAGES)[name],
         "partition": partition,
         "partitions": list(Partition.objects.order_by("name")),
-        "view": view,
+        "view": live_view(partition, slo),
         "slo_ttft_s": slo,
         "stale_after_s": live.STALE_AFTER_S,
     }
     return render(request, f"console/{name}.html", shell | abilities(request) | theme(request) | context)
+
+
+def live_view(partition: Partition, slo: float | None) -> dict[str, Any] | None:
+    """The last snapshot, ready to show; None when the gateway is silent."""
+    snapshot = live.last_snapshot(partition)
+    return present(snapshot, time.time(), slo) if snapshot else None
 
 
 def abilities(request: HttpRequest) -> dict[str, bool]:

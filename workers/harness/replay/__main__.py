@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import random
 import signal
 import sys
@@ -25,6 +26,8 @@ from workers.harness.replay.traffic import Sender, Target
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done or stopped, 1 a request failed under `--strict`, 2 the options or the file cannot be used."""
     options = parse_options(arguments)
+    # A branch that cannot be ended is left to its lease; a line for each would bury the summary.
+    logging.getLogger("workers.harness.client").setLevel(logging.ERROR)
     try:
         api_key = read_key(options.key_file, options.key_name)
         sessions = choose_sessions(options)
@@ -69,7 +72,7 @@ async def replay(options: argparse.Namespace, api_key: str, sessions: Sequence[S
                     agent = Agent(run_name, objective, client, sender, pace, summary)
                     agents.create_task(agent.run(queue, pace.stagger_s * position / options.agents))
         except asyncio.CancelledError:
-            print("replay: stopped; live branches were ended", flush=True)
+            print("replay: stopped; live branches were told to end", flush=True)
         finally:
             reporter.cancel()
     return summary

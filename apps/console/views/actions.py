@@ -1,0 +1,50 @@
+"""An action with a form: shown in place, refused at its fields, answered with what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from apps.console.forms import ServiceForm
+from controlplane.errors import SwitchyardError
+from controlplane.permissions import Forbidden
+
+# The browser event after which parts of a page ask for their state again.
+CHANGED = "switchyard:changed"
+
+
+def answer(
+    request: HttpRequest,
+    form: ServiceForm,
+    write: Callable[[], str],
+    *,
+    slot: str,
+    title: str,
+    submit: str,
+    about: str = "",
+    danger: bool = False,
+) -> HttpResponse:
+    """The form (GET), the form with its errors (422), or what `write` says it did, for the page's status line.
+
+    `slot` is the id of the element that holds the form; it is emptied when the action is done.
+    """
+    context: dict[str, Any] = {"form": form, "slot": slot, "title": title, "submit": submit, "about": about}
+    context |= {"danger": danger, "action": request.path}
+    if request.method == "GET":
+        return render(request, "console/_action_form.html", context)
+    if form.is_valid():
+        try:
+            done = write()
+        except SwitchyardError as error:
+            form.refuse(error)
+        except Forbidden as error:
+            form.add_error(None, f"{error}.")
+        else:
+            response = render(request, "console/_action_done.html", {"done": done, "slot": slot})
+            response["HX-Retarget"], response["HX-Reswap"] = "#said", "innerHTML"
+            response["HX-Trigger"] = CHANGED
+            return response
+    return render(request, "console/_action_form.html", context, status=422)

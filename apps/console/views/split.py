@@ -1,0 +1,186 @@
+"""The split: what it is, what is proposed and forced, why, and every way to change it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_http_methods
+
+from apps.console.access import partition_view, slo_ttft_s
+from apps.console.forms import ForceSplitForm, FreezeForm, ModeForm, ReasonForm
+from apps.console.formats import plural
+from apps.console.plan import present_plan
+from apps.console.views.actions import answer
+from apps.console.views.shell import abilities, live_view, page
+from apps.planning import selectors, services
+from apps.planning.choices import Mode
+from apps.topology.models import Partition
+from apps.topology.selectors import nodes_of
+from controlplane.errors import NotFound
+
+form_view = require_http_methods(["GET", "POST"])
+# What the page's own controls open in.
+CONTROLS = "act-slot"
+
+
+@partition_view("viewer")
+def split(request: HttpRequest, partition: Partition) -> HttpResponse:
+    return page(request, partition, "split", plan=_plan(partition))
+
+
+@partition_view("viewer")
+def state(request: HttpRequest, partition: Partition) -> HttpResponse:
+    """The part of the page that events make old."""
+    context: dict[str, Any] = {"partition": partition, "plan": _plan(partition)}
+    context["view"] = live_view(partition, slo_ttft_s(partition))
+    return render(request, "console/_split_state.html", context | abilities(request))
+
+
+def _plan(partition: Partition) -> dict[str, Any]:
+    return present_plan(selectors.split_view(partition), time.time())
+
+
+# -- proposals and orders --------------------------------------------------------------------------------------------
+
+
+def _proposal(partition: Partition, number: int) -> Any:
+    try:
+        return selectors.proposal_numbered(number, partition)
+    except NotFound as error:
+        raise Http404(error.message) from None
+
+
+@form_view
+@partition_view("operator")
+def approve(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
+    proposal = _proposal(partition, number)
+    form = ReasonForm(request.POST or None, prefix="approve")
+
+    def write() -> str:
+        voted = services.approve(proposal, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"Proposal {number} is approved; the switch is ordered." if voted.state == "approved" else "Your approval counts; more are needed."
+
+    moves = f"{len(proposal.prefill)}P{len(proposal.decode)}D"
+    return answer(
+        request, form, write, slot="proposal-slot", title=f"Approve proposal {number}", submit=f"Approve and switch to {moves}",
+        about="Nodes that change their phase drain first; running requests finish.",
+    )  # fmt: skip
+
+
+@form_view
+@partition_view("operator")
+def reject(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
+    proposal = _proposal(partition, number)
+    form = ReasonForm(request.POST or None, prefix="reject")
+
+    def write() -> str:
+        services.reject(proposal, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"Proposal {number} is rejected."
+
+    return answer(
+        request, form, write, slot="proposal-slot", title=f"Reject proposal {number}", submit="Reject it",
+        about="The split stays as it is. The planner may propose again at the end of its next window.", danger=True,
+    )  # fmt: skip
+
+
+@form_view
+@partition_view("operator")
+def roll_back(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
+    try:
+        order = selectors.order_numbered(number, partition)
+    except NotFound as error:
+        raise Http404(error.message) from None
+    form = ReasonForm(request.POST or None, prefix=f"roll-back-{number}")
+
+    def write() -> str:
+        undo = services.roll_back(order, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"Order {number} turns back." if undo.pk == order.pk else f"Order {undo.pk} undoes order {number}."
+
+    back = f"{len(order.from_prefill)}P{len(order.from_decode)}D"
+    return answer(
+        request, form, write, slot=f"order-{number}-slot", title=f"Roll back order {number}", submit=f"Roll back to {back}",
+        about="Its nodes get their earlier phases again; each drains first.", danger=True,
+    )  # fmt: skip
+
+
+# -- force, freeze, mode ---------------------------------------------------------------------------------------------
+
+
+@form_view
+@partition_view("administrator")
+def force(request: HttpRequest, partition: Partition) -> HttpResponse:
+    nodes = list(nodes_of(partition).filter(enabled=True))
+    form = ForceSplitForm(partition.name, nodes, request.POST or None)
+
+    def write() -> str:
+        chosen = form.cleaned_data["prefill_nodes"]
+        services.force_split(partition, chosen, request.actor, form.reason_given, form.until)  # type: ignore[attr-defined]
+        return f"The split is forced to {len(chosen)}P{len(nodes) - len(chosen)}D."
+
+    return answer(
+        request, form, write, slot=CONTROLS, title="Force a split", submit="Force this split",
+        about="Goes over the planner's head, and replaces every earlier force. The planner holds meanwhile.", danger=True,
+    )  # fmt: skip
+
+
+@form_view
+@partition_view("administrator")
+def clear(request: HttpRequest, partition: Partition) -> HttpResponse:
+    form = ReasonForm(request.POST or None, prefix="clear")
+
+    def write() -> str:
+        ended = services.clear_force(partition, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"{plural(ended, 'force')} ended; the planner decides again." if ended else "Nothing was forced any more."
+
+    return answer(
+        request, form, write, slot=CONTROLS, title="End the force", submit="End every force",
+        about="The split stays as it is until the planner or a person changes it.",
+    )  # fmt: skip
+
+
+@form_view
+@partition_view("administrator")
+def freeze(request: HttpRequest, partition: Partition) -> HttpResponse:
+    form = FreezeForm(request.POST or None, prefix="freeze")
+
+    def write() -> str:
+        services.freeze(partition, request.actor, form.reason_given, form.until)  # type: ignore[attr-defined]
+        return "The split is frozen: the planner changes nothing."
+
+    return answer(
+        request, form, write, slot=CONTROLS, title="Freeze the split", submit="Freeze",
+        about="The planner goes on measuring but changes and proposes nothing. A switch under way finishes.",
+    )  # fmt: skip
+
+
+@form_view
+@partition_view("administrator")
+def unfreeze(request: HttpRequest, partition: Partition) -> HttpResponse:
+    form = ReasonForm(request.POST or None, prefix="unfreeze")
+
+    def write() -> str:
+        policy = services.unfreeze(partition, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"The freeze is over; mode {Mode(policy.mode).label.lower()}."
+
+    return answer(request, form, write, slot=CONTROLS, title="End the freeze", submit="Unfreeze")
+
+
+@form_view
+@partition_view("administrator")
+def mode(request: HttpRequest, partition: Partition) -> HttpResponse:
+    policy = selectors.policy_of(partition)
+    now = policy.thaw_mode if policy.mode == Mode.FROZEN else policy.mode
+    form = ModeForm(request.POST or None, initial={"mode": now}, prefix="mode")
+
+    def write() -> str:
+        chosen = form.cleaned_data["mode"]
+        services.set_mode(partition, chosen, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"Mode {Mode(chosen).label.lower()} from now on."
+
+    about = "Automatic: the planner switches by itself. Approve: it proposes and waits for a person. Advisory: it only says."
+    if policy.mode == Mode.FROZEN:
+        about += " Choosing a mode ends the freeze."
+    return answer(request, form, write, slot=CONTROLS, title="Who decides", submit="Set the mode", about=about)
