@@ -23,7 +23,8 @@ logger = structlog.get_logger("switchyard.gateway")
 class ConfigSource:
     """Watches the partition's document; hands each new good one to `apply`, which may refuse it with ConfigError.
 
-    `error` is what is wrong with the newest document, None while it is in force. `from_file` says that Redis has not yet
+    `error` is what is wrong with the newest document, None while it is in force; `file_error` the same for the kept file,
+    while there is nothing else. `from_file` says that Redis has not yet
     confirmed what came from the file.
     """
 
@@ -36,6 +37,7 @@ class ConfigSource:
         self._seen: bytes | None = None
         self._changed = asyncio.Event()
         self.error: str | None = None
+        self.file_error: str | None = None
         self.from_file = False
 
     async def first(self) -> PartitionConfig:
@@ -85,7 +87,7 @@ class ConfigSource:
             self.error = str(error)
             logger.warning("configuration refused", partition=self._partition, error=self.error)
             return None
-        self.error, self.from_file = None, False
+        self.error, self.file_error, self.from_file = None, None, False
         self._keep(raw)
         logger.info("configuration in force", partition=self._partition, version=config.version)
         return config
@@ -96,9 +98,11 @@ class ConfigSource:
         except FileNotFoundError:
             return None
         except (OSError, ConfigError) as error:
-            logger.warning("kept configuration not usable", file=str(self._file), error=str(error))
+            if self.file_error != str(error):
+                logger.warning("kept configuration not usable", file=str(self._file), error=str(error))
+            self.file_error = str(error)
             return None
-        self.from_file = True
+        self.from_file, self.file_error = True, None
         logger.info("configuration from file", partition=self._partition, version=config.version)
         return config
 

@@ -155,6 +155,8 @@ class Gateway:
             )
         if self.source.from_file:
             missing.append("configuration from the last good file, not confirmed by the control plane")
+        if self.source.file_error is not None:
+            missing.append(f"the kept configuration cannot be used: {self.source.file_error}")
         if self.source.error is not None:
             missing.append(f"newest configuration refused: {self.source.error}")
         if self.publisher.lost_records:

@@ -24,6 +24,7 @@ from workers.yard import events
 from workers.yard.config import PartitionConfig
 
 GATEWAY = web.AppKey("gateway", Gateway)
+REQUEST_ID = web.RequestKey("request_id", str)
 MAX_BODY_BYTES = 32 * 1024 * 1024
 TOKENISE_IN_THREAD_BYTES = 20_000
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,7 +56,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     """Every error in OpenAI's shape, with the request's id."""
     given = request.headers.get("x-request-id", "")
     request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    request["id"] = request_id
+    request[REQUEST_ID] = request_id
     try:
         response = await handler(request)
     except ApiError as error:
@@ -150,9 +151,9 @@ def _enqueue(
 
 def _own_id(request: web.Request, serving: Serving) -> str:
     """The client's request id, unless a request of that id is still here."""
-    request_id: str = request["id"]
+    request_id = request[REQUEST_ID]
     if request_id in serving.sessions or request_id in serving.yard.requests:
-        request["id"] = request_id = uuid.uuid4().hex
+        request[REQUEST_ID] = request_id = uuid.uuid4().hex
     return request_id
 
 

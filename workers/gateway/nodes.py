@@ -40,13 +40,13 @@ class NodeCallError(Exception):
 
 
 class NodeClient:
-    """Talks to `{url}/nodes/{name}`; reports to the yard through `feed`. Start and close it on the event loop."""
+    """Talks to `url`, the node's own address on its agent (`http://host:port/nodes/name`); reports to the yard through `feed`. Start and close it on the event loop."""
 
     def __init__(self, name: str, url: str, http: aiohttp.ClientSession, token: str, feed: Feed) -> None:
         self.name = name
         self.url = url
         self.pool_name = ""
-        self._base = f"{url}/nodes/{name}"
+        self._base = url
         self._http = http
         self._headers = {"Authorization": f"Bearer {token}"}
         self._feed = feed

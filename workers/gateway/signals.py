@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from apps.kvcache.domain.events import BranchSignal
+from apps.kvcache.domain.events import BranchSignal, Relation
 from workers.gateway.errors import ApiError
 from workers.yard.config import KeyConfig, PartitionConfig, TenantConfig
 
 BRANCH_HEADERS = ("x-switchyard-branch", "x-dynamo-session-id", "x-claude-code-session-id", "x-session-id")
 PARENT_HEADERS = ("x-switchyard-parent", "x-dynamo-parent-session-id")
 END_HEADERS = ("x-switchyard-branch-end", "x-dynamo-session-final")
+RELATIONS: Mapping[str, Relation] = {"fork": "fork", "subagent": "subagent"}
 MAX_NAME_LENGTH = 200
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0}
@@ -87,8 +88,8 @@ def branch_signal(caller: Caller, headers: Mapping[str, str], session_id: str | 
     """The branch of the request, from its headers, else from `session_id` of the body. Raises `ApiError` 400."""
     branch = _first(headers, BRANCH_HEADERS) or session_id
     parent = _first(headers, PARENT_HEADERS)
-    relation = headers.get("x-switchyard-relation") or None
-    if relation not in (None, "fork", "subagent"):
+    named_relation = headers.get("x-switchyard-relation") or None
+    if named_relation is not None and named_relation not in RELATIONS:
         raise _bad_header("x-switchyard-relation", "it must be 'fork' or 'subagent'")
     version = headers.get("x-switchyard-branch-version") or None
     if version is not None and not (version.isascii() and version.isdigit() and len(version) < 10):
@@ -100,7 +101,7 @@ def branch_signal(caller: Caller, headers: Mapping[str, str], session_id: str | 
         branch_id=branch_key(caller, branch) if branch else None,
         version=int(version) if version is not None else None,
         parent=branch_key(caller, parent) if parent else None,
-        relation=relation,
+        relation=None if named_relation is None else RELATIONS[named_relation],
         end=end in ("true", "1"),
         program=_named("x-switchyard-program", headers.get("x-switchyard-program")),
         sequence=None,
