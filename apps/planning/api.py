@@ -258,14 +258,14 @@ class PolicyEdit(Edit):
 # -- the split -------------------------------------------------------------------------------------------------------
 
 
-@router.get("/split/{partition}", response=SplitOut)
+@router.get("/split/{partition}", response=SplitOut, by_alias=True)
 def get_split(request: HttpRequest, partition: str) -> Any:
     """Current, proposed and forced split; who decides; the last decision; orders under way and past."""
     require(request, "viewer")
     return selectors.split_view(partition_named(partition))
 
 
-@router.put("/split/{partition}/force", response=SplitOut)
+@router.put("/split/{partition}/force", response=SplitOut, by_alias=True)
 def force_split(request: HttpRequest, partition: str, payload: ForceIn) -> Any:
     """Force a split until it expires or is cleared. A switch under way is finished first."""
     actor = require(request, "administrator")
@@ -274,7 +274,7 @@ def force_split(request: HttpRequest, partition: str, payload: ForceIn) -> Any:
     return selectors.split_view(row)
 
 
-@router.delete("/split/{partition}/force", response=SplitOut)
+@router.delete("/split/{partition}/force", response=SplitOut, by_alias=True)
 def clear_force(request: HttpRequest, partition: str, reason: str = Query("", max_length=MAX_REASON_CHARS)) -> Any:
     """The split stays as it is; the planner may change it again."""
     actor = require(request, "administrator")
@@ -283,7 +283,7 @@ def clear_force(request: HttpRequest, partition: str, reason: str = Query("", ma
     return selectors.split_view(row)
 
 
-@router.put("/nodes/{node}/phase", response=SplitOut)
+@router.put("/nodes/{node}/phase", response=SplitOut, by_alias=True)
 def force_node(request: HttpRequest, node: str, payload: PhaseIn) -> Any:
     """Force one node's phase. Refused (409 `phase-left-empty`) when the other phase would lose its last node."""
     actor = require(request, "administrator")
@@ -372,7 +372,7 @@ def list_decisions(request: HttpRequest, partition: str, query: Query[PageQuery]
     return _documents(page(rows, query, "-at", "-id"), selectors.decision_document)
 
 
-@router.get("/split/{partition}/orders", response=Page[OrderOut])
+@router.get("/split/{partition}/orders", response=Page[OrderOut], by_alias=True)
 def list_orders(request: HttpRequest, partition: str, query: Query[PageQuery]) -> Any:
     """Newest first."""
     require(request, "viewer")
@@ -380,13 +380,13 @@ def list_orders(request: HttpRequest, partition: str, query: Query[PageQuery]) -
     return _documents(page(rows, query, "-ordered_at", "-id"), selectors.order_document)
 
 
-@router.get("/split/{partition}/orders/{number}", response=OrderOut)
+@router.get("/split/{partition}/orders/{number}", response=OrderOut, by_alias=True)
 def get_order(request: HttpRequest, partition: str, number: int) -> Any:
     require(request, "viewer")
     return selectors.order_document(selectors.order_numbered(number, partition_named(partition)))
 
 
-@router.post("/split/{partition}/orders/{number}/rollback", response=OrderOut)
+@router.post("/split/{partition}/orders/{number}/rollback", response=OrderOut, by_alias=True)
 def roll_back_order(request: HttpRequest, partition: str, number: int, payload: Because) -> Any:
     """Undo a switch; the answer is the order that does it. 409 when the split has moved on."""
     actor = require(request, "operator")
