@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 from celery import Celery
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from controlplane import env
+
+# Tasks travel as JSON only; the default run of a root user is warned about nothing else.
+warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
 
 
 def broker_url(redis_url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from csp.constants import NONCE, NONE, SELF, UNSAFE_INLINE
@@ -124,13 +125,15 @@ STATICFILES_FINDERS = [
     "django.contrib.staticfiles.finders.AppDirectoriesFinder",
     "apps.console.finders.WheelFinder",  # plotly.min.js, out of the plotly wheel
 ]
-WHITENOISE_USE_FINDERS = True
+WHITENOISE_USE_FINDERS = True  # serves from the tree; collectstatic is for images
+warnings.filterwarnings("ignore", message="No directory at: .*staticfiles")
 WHITENOISE_MAX_AGE = 3600
 
 BEHIND_TLS = env.flag("SWITCHYARD_TLS")
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = BEHIND_TLS
 SESSION_COOKIE_SAMESITE = "Lax"
-SECURE_SSL_REDIRECT = False
+SECURE_SSL_REDIRECT = BEHIND_TLS
+SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
 SECURE_HSTS_SECONDS = 31536000 if BEHIND_TLS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = BEHIND_TLS
 if BEHIND_TLS:

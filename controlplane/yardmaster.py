@@ -166,19 +166,22 @@ class Yardmaster:
     def _web(self) -> Child:
         return self._module(
             "web", "uvicorn", "controlplane.asgi:application", "--host", self.host, "--port", str(self.ports.web),
-            "--loop", "uvloop", "--http", "httptools", "--ws", "websockets", "--ws-per-message-deflate", "false",
+            "--loop", "uvloop", "--http", "httptools", "--ws", "websockets-sansio", "--ws-per-message-deflate", "false",
             "--no-access-log", "--log-level", "warning", "--no-server-header", "--timeout-graceful-shutdown", "3",
             ready=_answers(f"http://{self.host}:{self.ports.web}/healthz"),
         )  # fmt: skip
 
     def _worker(self) -> Child:
-        return self._module("planner", "celery", "-A", "controlplane", "worker", *WORKER_ARGUMENTS, stop_timeout_s=20)
+        return self._module(
+            "planner", "celery", "--quiet", "-A", "controlplane", "worker", *WORKER_ARGUMENTS, stop_timeout_s=20
+        )
 
     def _beat(self) -> Child:
         schedule = self.folder / "beat-schedule"
         return self._module(
             "beat",
             "celery",
+            "--quiet",
             "-A",
             "controlplane",
             "beat",

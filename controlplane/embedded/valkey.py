@@ -50,8 +50,8 @@ class Valkey:
             "daemonize": "no",
         }
         options = [part for key, value in settings.items() for part in (f"--{key}", value)]
-        how = "plain"  # Valkey is content to run as whoever starts it
-        return unprivileged.wrap([str(_binary()), *options], how, dies_by=self.stop_signal)
+        # Valkey is content to run as whoever starts it.
+        return unprivileged.wrap([str(_binary()), *options], "plain", dies_by=self.stop_signal)
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
