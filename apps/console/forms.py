@@ -78,7 +78,13 @@ class ReasonForm(ServiceForm):
     """An action that needs nothing but a reason; whether it may be empty is the service's business."""
 
 
-EXPIRIES = (("15", "15 minutes"), ("60", "1 hour"), ("240", "4 hours"), ("1440", "24 hours"), ("", "until someone ends it"))
+EXPIRIES = (
+    ("15", "15 minutes"),
+    ("60", "1 hour"),
+    ("240", "4 hours"),
+    ("1440", "24 hours"),
+    ("", "until someone ends it"),
+)
 
 
 class _Ending(ServiceForm):
@@ -143,5 +149,7 @@ class FreezeForm(_Ending):
 class ModeForm(ServiceForm):
     """Who decides. Freezing has a form of its own, since it ends."""
 
-    mode = forms.ChoiceField(choices=[choice for choice in Mode.choices if choice[0] != Mode.FROZEN], widget=forms.RadioSelect)
+    mode = forms.ChoiceField(
+        choices=[choice for choice in Mode.choices if choice[0] != Mode.FROZEN], widget=forms.RadioSelect
+    )
     field_order = ["mode", "reason"]

@@ -59,7 +59,11 @@ def _headline(view: Json, moving: Sequence[Json], decision: Json | None) -> dict
         return {"tone": "warn", "text": what, "reason": f"{force['forced_by']}: {force['reason']}"}
     if policy["mode"] == Mode.FROZEN:
         by = policy["frozen_by"] or "someone"
-        return {"tone": "warn", "text": f"Frozen at {now}", "reason": f"{by}: {policy['freeze_reason'] or 'no reason given'}"}
+        return {
+            "tone": "warn",
+            "text": f"Frozen at {now}",
+            "reason": f"{by}: {policy['freeze_reason'] or 'no reason given'}",
+        }
     if view["open_proposal"]:
         proposal = view["open_proposal"]
         return {"tone": "ask", "text": f"Proposes {label(proposal)}", "reason": proposal["reason"]}
@@ -146,7 +150,9 @@ def _no_mark(name: str, title: str, note: str) -> dict[str, Any]:
 
 def _force(force: Json) -> dict[str, Any]:
     phases = force["phases"]
-    split: dict[str, list[str]] = {phase: [n for n, p in phases.items() if p == phase] for phase in ("prefill", "decode", "mixed")}
+    split: dict[str, list[str]] = {
+        phase: [n for n, p in phases.items() if p == phase] for phase in ("prefill", "decode", "mixed")
+    }
     return {
         "node": force["node"],
         "what": f"{force['node']} to {phases[force['node']]}" if force["node"] else f"split {label(split)}",
@@ -161,7 +167,7 @@ def _force(force: Json) -> dict[str, Any]:
 
 
 def _decision(decision: Json) -> dict[str, Any]:
-    candidates = sorted(decision["candidates"], key=lambda c: _gain(c) if _gain(c) is not None else float("-inf"), reverse=True)
+    candidates = sorted(decision["candidates"], key=_by_gain, reverse=True)
     scale = _Scale(candidates)
     chosen = decision["chosen"]
     shown = [_candidate(candidate, chosen, scale) for candidate in candidates[:CANDIDATES_SHOWN]]
@@ -184,6 +190,11 @@ def _decision(decision: Json) -> dict[str, Any]:
 
 def _gain(candidate: Json) -> float | None:
     return (candidate.get("gate") or {}).get("gain")
+
+
+def _by_gain(candidate: Json) -> float:
+    gain = _gain(candidate)
+    return float("-inf") if gain is None else gain
 
 
 class _Scale:
@@ -264,8 +275,8 @@ def _fit(fit: Json) -> dict[str, Any]:
 
 def _proposal(proposal: Json) -> dict[str, Any]:
     gain, error, threshold = proposal["gain"], proposal["standard_error"], proposal["threshold"]
-    was = {name: "prefill" for name in proposal["from_prefill"]} | dict.fromkeys(proposal["from_decode"], "decode")
-    will = {name: "prefill" for name in proposal["prefill"]} | dict.fromkeys(proposal["decode"], "decode")
+    was = dict.fromkeys(proposal["from_prefill"], "prefill") | dict.fromkeys(proposal["from_decode"], "decode")
+    will = dict.fromkeys(proposal["prefill"], "prefill") | dict.fromkeys(proposal["decode"], "decode")
     return {
         "id": proposal["id"],
         "from": f"{len(proposal['from_prefill'])}P{len(proposal['from_decode'])}D",

@@ -77,16 +77,25 @@
     }
   });
 
-  // Parts of a page that an event makes old ask the server again.
+  // Parts of a page that an event or time makes old ask the server again, unless someone is filling in a form in there.
   document.addEventListener("switchyard:event", (event) => {
     for (const element of document.querySelectorAll("[data-refresh-on]")) {
       if (element.dataset.refreshOn.split(" ").includes(event.detail.kind) && window.htmx) window.htmx.trigger(element, "refresh");
     }
   });
+  const CHANGED = "switchyard:changed";
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const region = event.detail.elt;
+    if (!region.classList.contains("region") || event.detail.requestConfig.triggeringEvent?.type === CHANGED) return;
+    const busy = region.querySelector("form.inset, details[open]") || region.contains(document.activeElement);
+    if (busy || document.hidden || document.body.dataset.feed === "paused") event.preventDefault();
+  });
 
   // A request that failed says so where the reader looks.
   document.addEventListener("htmx:responseError", (event) => {
-    if (event.detail.xhr.status >= 500 || event.detail.xhr.status === 403) say(`That did not work (${event.detail.xhr.status}). Reload the page and try again.`);
+    const status = event.detail.xhr.status;
+    if (status === 422) return;
+    say(status === 403 ? "Your account may not do that; nothing was changed." : `That did not work (${status}). Reload the page and try again.`);
   });
   document.addEventListener("htmx:sendError", () => say("The console cannot be reached. Nothing was changed."));
   function say(message) {
@@ -99,6 +108,14 @@
     main.insertBefore(banner, main.children[1] || null);
     setTimeout(() => banner.remove(), 12000);
   }
+
+  // What an action did stays for a while.
+  let saidUntil = 0;
+  document.addEventListener("htmx:afterSwap", (event) => {
+    if (event.detail.target.id !== "said") return;
+    clearTimeout(saidUntil);
+    saidUntil = setTimeout(() => event.detail.target.replaceChildren(), 12000);
+  });
 
   // Cancel buttons of forms that were opened in place, and focus on what was opened.
   document.addEventListener("click", (event) => {

@@ -16,6 +16,11 @@ from controlplane.permissions import Forbidden
 CHANGED = "switchyard:changed"
 
 
+def posted(request: HttpRequest) -> Any:
+    """What a form is bound to: the posted fields, None when it is only to be shown."""
+    return request.POST if request.method == "POST" else None
+
+
 def answer(
     request: HttpRequest,
     form: ServiceForm,

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 from apps.console.access import partition_view
 from apps.console.forms import ForceNodeForm, ReasonForm
 from apps.console.timeline import SPANS_MIN, Move, lanes, ticks
-from apps.console.views.actions import answer
+from apps.console.views.actions import answer, posted
 from apps.console.views.shell import page
 from apps.planning import services
 from apps.planning.models import SwitchStep
@@ -75,7 +75,7 @@ def _timeline(request: HttpRequest, partition: Partition, rows: list[Node]) -> d
 @partition_view("administrator")
 def force(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     node = get_object_or_404(nodes_of(partition), name=name)
-    form = ForceNodeForm(node, request.POST or None)
+    form = ForceNodeForm(node, posted(request))
 
     def write() -> str:
         phase = form.cleaned_data["phase"]
@@ -92,11 +92,15 @@ def force(request: HttpRequest, partition: Partition, name: str) -> HttpResponse
 @partition_view("administrator")
 def clear(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     node = get_object_or_404(nodes_of(partition), name=name)
-    form = ReasonForm(request.POST or None, prefix=f"clear-{name}")
+    form = ReasonForm(posted(request), prefix=f"clear-{name}")
 
     def write() -> str:
         ended = services.clear_force(partition, request.actor, form.reason_given, node.name)  # type: ignore[attr-defined]
-        return f"{name} is no longer forced." if ended else f"{name} was not forced by itself; the Split page ends a forced split."
+        return (
+            f"{name} is no longer forced."
+            if ended
+            else f"{name} was not forced by itself; the Split page ends a forced split."
+        )
 
     return answer(
         request, form, write, slot=f"node-{name}-slot", title=f"End the force on {name}", submit="End the force",

@@ -10,10 +10,10 @@ from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
 from apps.console.access import partition_view, slo_ttft_s
-from apps.console.forms import ForceSplitForm, FreezeForm, ModeForm, ReasonForm
 from apps.console.formats import plural
+from apps.console.forms import ForceSplitForm, FreezeForm, ModeForm, ReasonForm
 from apps.console.plan import present_plan
-from apps.console.views.actions import answer
+from apps.console.views.actions import answer, posted
 from apps.console.views.shell import abilities, live_view, page
 from apps.planning import selectors, services
 from apps.planning.choices import Mode
@@ -57,11 +57,15 @@ def _proposal(partition: Partition, number: int) -> Any:
 @partition_view("operator")
 def approve(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
     proposal = _proposal(partition, number)
-    form = ReasonForm(request.POST or None, prefix="approve")
+    form = ReasonForm(posted(request), prefix="approve")
 
     def write() -> str:
         voted = services.approve(proposal, request.actor, form.reason_given)  # type: ignore[attr-defined]
-        return f"Proposal {number} is approved; the switch is ordered." if voted.state == "approved" else "Your approval counts; more are needed."
+        return (
+            f"Proposal {number} is approved; the switch is ordered."
+            if voted.state == "approved"
+            else "Your approval counts; more are needed."
+        )
 
     moves = f"{len(proposal.prefill)}P{len(proposal.decode)}D"
     return answer(
@@ -74,7 +78,7 @@ def approve(request: HttpRequest, partition: Partition, number: int) -> HttpResp
 @partition_view("operator")
 def reject(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
     proposal = _proposal(partition, number)
-    form = ReasonForm(request.POST or None, prefix="reject")
+    form = ReasonForm(posted(request), prefix="reject")
 
     def write() -> str:
         services.reject(proposal, request.actor, form.reason_given)  # type: ignore[attr-defined]
@@ -93,7 +97,7 @@ def roll_back(request: HttpRequest, partition: Partition, number: int) -> HttpRe
         order = selectors.order_numbered(number, partition)
     except NotFound as error:
         raise Http404(error.message) from None
-    form = ReasonForm(request.POST or None, prefix=f"roll-back-{number}")
+    form = ReasonForm(posted(request), prefix=f"roll-back-{number}")
 
     def write() -> str:
         undo = services.roll_back(order, request.actor, form.reason_given)  # type: ignore[attr-defined]
@@ -113,7 +117,7 @@ def roll_back(request: HttpRequest, partition: Partition, number: int) -> HttpRe
 @partition_view("administrator")
 def force(request: HttpRequest, partition: Partition) -> HttpResponse:
     nodes = list(nodes_of(partition).filter(enabled=True))
-    form = ForceSplitForm(partition.name, nodes, request.POST or None)
+    form = ForceSplitForm(partition.name, nodes, posted(request))
 
     def write() -> str:
         chosen = form.cleaned_data["prefill_nodes"]
@@ -129,11 +133,13 @@ def force(request: HttpRequest, partition: Partition) -> HttpResponse:
 @form_view
 @partition_view("administrator")
 def clear(request: HttpRequest, partition: Partition) -> HttpResponse:
-    form = ReasonForm(request.POST or None, prefix="clear")
+    form = ReasonForm(posted(request), prefix="clear")
 
     def write() -> str:
         ended = services.clear_force(partition, request.actor, form.reason_given)  # type: ignore[attr-defined]
-        return f"{plural(ended, 'force')} ended; the planner decides again." if ended else "Nothing was forced any more."
+        return (
+            f"{plural(ended, 'force')} ended; the planner decides again." if ended else "Nothing was forced any more."
+        )
 
     return answer(
         request, form, write, slot=CONTROLS, title="End the force", submit="End every force",
@@ -144,7 +150,7 @@ def clear(request: HttpRequest, partition: Partition) -> HttpResponse:
 @form_view
 @partition_view("administrator")
 def freeze(request: HttpRequest, partition: Partition) -> HttpResponse:
-    form = FreezeForm(request.POST or None, prefix="freeze")
+    form = FreezeForm(posted(request), prefix="freeze")
 
     def write() -> str:
         services.freeze(partition, request.actor, form.reason_given, form.until)  # type: ignore[attr-defined]
@@ -159,7 +165,7 @@ def freeze(request: HttpRequest, partition: Partition) -> HttpResponse:
 @form_view
 @partition_view("administrator")
 def unfreeze(request: HttpRequest, partition: Partition) -> HttpResponse:
-    form = ReasonForm(request.POST or None, prefix="unfreeze")
+    form = ReasonForm(posted(request), prefix="unfreeze")
 
     def write() -> str:
         policy = services.unfreeze(partition, request.actor, form.reason_given)  # type: ignore[attr-defined]
@@ -173,7 +179,7 @@ def unfreeze(request: HttpRequest, partition: Partition) -> HttpResponse:
 def mode(request: HttpRequest, partition: Partition) -> HttpResponse:
     policy = selectors.policy_of(partition)
     now = policy.thaw_mode if policy.mode == Mode.FROZEN else policy.mode
-    form = ModeForm(request.POST or None, initial={"mode": now}, prefix="mode")
+    form = ModeForm(posted(request), initial={"mode": now}, prefix="mode")
 
     def write() -> str:
         chosen = form.cleaned_data["mode"]
