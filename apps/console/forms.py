@@ -107,13 +107,15 @@ class _Confirmed(_Ending):
     def __init__(self, expected: str, data: Any = None, **kwargs: Any) -> None:
         super().__init__(data, **kwargs)
         self._expected = expected
+        self.fields["reason"].required = True
+        self.fields["reason"].error_messages["required"] = "Say why; this needs a reason."
         self.fields["confirm"].label = f"Type {expected} to confirm"
         self.fields["confirm"].widget.attrs |= {"autocomplete": "off", "autocapitalize": "none", "spellcheck": "false"}
 
     def clean_confirm(self) -> str:
         typed = str(self.cleaned_data["confirm"]).strip()
         if typed != self._expected:
-            raise forms.ValidationError(f"Type {self._expected}, exactly so.")
+            raise forms.ValidationError(f"Type {self._expected} here, exactly.")
         return typed
 
 

@@ -23,15 +23,15 @@ MODE_MEANS = {
 }
 
 
-def present_plan(view: Json, now: float) -> dict[str, Any]:
-    """Everything the Split page shows besides live numbers. `now` is unix seconds."""
+def present_plan(view: Json, now: float, observed: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Everything the Split page shows. `now` is unix seconds; `observed` what each node is doing, as the gateway sees it."""
     moving = [order for order in view["active_orders"] if order["state"] != OrderState.COOLING]
     decision = _decision(view["last_decision"]) if view["last_decision"] else None
     proposal = _proposal(view["open_proposal"]) if view["open_proposal"] else None
     return {
         "headline": _headline(view, moving, decision),
         "policy": _policy(view["policy"]),
-        "marks": _marks(view),
+        "marks": _marks(view, observed or {}),
         "forces": [_force(force) for force in (view["forced"] or {}).get("forces", [])],
         "decision": decision,
         "proposal": proposal,
@@ -103,11 +103,13 @@ def _policy(policy: Json) -> dict[str, Any]:
 # -- the three marks -------------------------------------------------------------------------------------------------
 
 
-def _marks(view: Json) -> list[dict[str, Any]]:
+def _marks(view: Json, observed: Mapping[str, str]) -> list[dict[str, Any]]:
     """Current, proposed and forced, one cell a node in node order, so that a column is one node."""
     names = [node["name"] for node in view["current"]["nodes"] if node["enabled"]]
     current = _phase_by_node(view["current"])
-    rows = [_mark("current", "Current", view["current"], names, current, current, "")]
+    seen = current | {name: kind for name, kind in observed.items() if name in current}
+    note = "as the gateway sees it" if observed else "as configured; the gateway is silent"
+    rows = [_mark("current", "Current", view["current"], names, seen, seen, note)]
     if view["open_proposal"]:
         proposed = _phase_by_node(view["proposed"])
         note = f"proposal {view['open_proposal']['id']}"
@@ -227,7 +229,7 @@ def _candidate(candidate: Json, chosen: Json | None, scale: _Scale) -> dict[str,
         bar = {"gain": scale.place(gain), "low": low, "high": high, "threshold": scale.place(threshold)}
     return {
         "label": label(candidate),
-        "moves": ", ".join(f"{move['node']} to {move['to_phase']}" for move in candidate["moves"]) or "no move",
+        "moves": _moves({move["node"]: move["to_phase"] for move in candidate["moves"]}) or "no move",
         "theta": _per_s(candidate.get("theta")),
         "gain": _signed(gain) if gain is not None else "not measured",
         "error": f"± {error:.3f}" if error is not None else "",
@@ -240,6 +242,14 @@ def _candidate(candidate: Json, chosen: Json | None, scale: _Scale) -> dict[str,
         "reason": candidate.get("reason") or "",
         "outside_fit": bool(candidate.get("outside_fit")),
     }
+
+
+def _moves(phases: Mapping[str, str]) -> str:
+    """Who goes where: "gb300-5, gb300-6 to prefill"."""
+    to: dict[str, list[str]] = {}
+    for node, phase in phases.items():
+        to.setdefault(phase, []).append(node)
+    return "; ".join(f"{', '.join(nodes)} to {phase}" for phase, nodes in to.items())
 
 
 def _slice(piece: Json) -> dict[str, Any]:
@@ -281,7 +291,7 @@ def _proposal(proposal: Json) -> dict[str, Any]:
         "id": proposal["id"],
         "from": f"{len(proposal['from_prefill'])}P{len(proposal['from_decode'])}D",
         "to": label(proposal),
-        "moves": [f"{node} to {phase}" for node, phase in will.items() if was.get(node) != phase],
+        "moves": _moves({node: phase for node, phase in will.items() if was.get(node) != phase}),
         "gain": "" if gain is None else f"{_signed(gain)} ± {error or 0:.3f} req/s",
         "threshold": "" if threshold is None else f"{_signed(threshold)} req/s",
         "reason": proposal["reason"],

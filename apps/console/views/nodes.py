@@ -28,8 +28,8 @@ form_view = require_http_methods(["GET", "POST"])
 @partition_view("viewer")
 def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
     rows = {node.name: node for node in nodes_of(partition)}
-    context = {"stored": rows, "forced": forced_phases(partition)} | _timeline(request, partition, list(rows.values()))
-    return page(request, partition, "nodes", **context)
+    lanes_shown = _timeline(request, partition, list(rows.values()))
+    return page(request, partition, "nodes", stored=rows, forced=forced_phases(partition), **lanes_shown)
 
 
 @partition_view("viewer")

@@ -16,29 +16,35 @@ from apps.topology.models import Partition
 from controlplane import permissions
 
 PAGES = (("overview", "Overview"), ("queues", "Queues"), ("split", "Split"), ("nodes", "Nodes"))
+Live = tuple[dict[str, Any] | None, float | None]
 THEMES = ("auto", "light", "dark")
 
 
-def page(request: HttpRequest, partition: Partition, name: str, **context: Any) -> HttpResponse:
-    """Renders `console/<name>.html` inside the shell, with the partition's last snapshot as `view` (None when silent)."""
-    slo = slo_ttft_s(partition)
+def page(
+    request: HttpRequest, partition: Partition, name: str, seen: Live | None = None, **context: Any
+) -> HttpResponse:
+    """Renders `console/<name>.html` inside the shell, with the partition's last snapshot as `view` (None when silent).
+
+    `seen` is for a page that has read the live state already.
+    """
+    view, slo = seen or live_view(partition)
     shell = {
         "page": name,
         "pages": PAGES,
         "title": dict(PAGES)[name],
         "partition": partition,
         "partitions": list(Partition.objects.order_by("name")),
-        "view": live_view(partition, slo),
+        "view": view,
         "slo_ttft_s": slo,
         "stale_after_s": live.STALE_AFTER_S,
     }
     return render(request, f"console/{name}.html", shell | abilities(request) | theme(request) | context)
 
 
-def live_view(partition: Partition, slo: float | None) -> dict[str, Any] | None:
-    """The last snapshot, ready to show; None when the gateway is silent."""
-    snapshot = live.last_snapshot(partition)
-    return present(snapshot, time.time(), slo) if snapshot else None
+def live_view(partition: Partition) -> Live:
+    """The last snapshot, ready to show (None when the gateway is silent), and the TTFT target in seconds."""
+    snapshot, slo = live.last_snapshot(partition), slo_ttft_s(partition)
+    return present(snapshot, time.time(), slo) if snapshot else None, slo
 
 
 def abilities(request: HttpRequest) -> dict[str, bool]:

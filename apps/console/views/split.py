@@ -9,7 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
-from apps.console.access import partition_view, slo_ttft_s
+from apps.console.access import partition_view
 from apps.console.formats import plural
 from apps.console.forms import ForceSplitForm, FreezeForm, ModeForm, ReasonForm
 from apps.console.plan import present_plan
@@ -28,19 +28,20 @@ CONTROLS = "act-slot"
 
 @partition_view("viewer")
 def split(request: HttpRequest, partition: Partition) -> HttpResponse:
-    return page(request, partition, "split", plan=_plan(partition))
+    seen = live_view(partition)
+    return page(request, partition, "split", seen, plan=_plan(partition, seen[0]))
 
 
 @partition_view("viewer")
 def state(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The part of the page that events make old."""
-    context: dict[str, Any] = {"partition": partition, "plan": _plan(partition)}
-    context["view"] = live_view(partition, slo_ttft_s(partition))
+    context = {"partition": partition, "plan": _plan(partition, live_view(partition)[0])}
     return render(request, "console/_split_state.html", context | abilities(request))
 
 
-def _plan(partition: Partition) -> dict[str, Any]:
-    return present_plan(selectors.split_view(partition), time.time())
+def _plan(partition: Partition, view: dict[str, Any] | None) -> dict[str, Any]:
+    observed = {node["name"]: node["kind"] for node in view["nodes"]} if view else None
+    return present_plan(selectors.split_view(partition), time.time(), observed)
 
 
 # -- proposals and orders --------------------------------------------------------------------------------------------
