@@ -59,7 +59,7 @@ class Serving:
         self.driver = YardDriver(self.yard, self.clock, self.nodes, publisher.journal, self.metrics)
         self.upstream = Upstream(model, self.sessions, self.nodes, self.driver.feed)
         self.driver.upstream = self.upstream
-        self._http = http
+        self.upstream_http = http
         self._token = token
         self._closing: set[asyncio.Task[None]] = set()
         self._sync_nodes(config)
@@ -81,7 +81,7 @@ class Serving:
                 task.add_done_callback(self._closing.discard)
         for name, node in config.nodes.items():
             if name not in self.nodes:
-                self.nodes[name] = NodeClient(name, node.url, self._http, self._token, self.driver.feed)
+                self.nodes[name] = NodeClient(name, node.url, self.upstream_http, self._token, self.driver.feed)
                 self.nodes[name].start()
 
     def check_vocabulary(self, ids: array[int]) -> None:

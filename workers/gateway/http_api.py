@@ -55,28 +55,26 @@ def build_app(gateway: Gateway, max_body_bytes: int = MAX_BODY_BYTES) -> web.App
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error in OpenAI's shape, with the request's id."""
     given = request.headers.get("x-request-id", "")
-    request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    request[REQUEST_ID] = request_id
+    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
     try:
         response = await handler(request)
     except ApiError as error:
-        return error.response(request_id)
+        return error.response(request[REQUEST_ID])
     except web.HTTPRequestEntityTooLarge:
         text = f"The body is larger than the {request.app._client_max_size} bytes that are accepted."
-        return ApiError(413, text, code="request_too_large").response(request_id)
+        return ApiError(413, text, code="request_too_large").response(request[REQUEST_ID])
     except web.HTTPException as error:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status, "bad_request")
         text = f"{request.method} {request.path}: {error.reason}."
-        return ApiError(error.status, text, code=code).response(request_id)
+        return ApiError(error.status, text, code=code).response(request[REQUEST_ID])
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
-        logger.exception("request failed", request=request_id, path=request.path)
-        return ApiError(500, "The gateway failed on this request; its log says why.", code="internal").response(
-            request_id
-        )
+        logger.exception("request failed", request=request[REQUEST_ID], path=request.path)
+        text = "The gateway failed on this request; its log says why."
+        return ApiError(500, text, code="internal").response(request[REQUEST_ID])
     if not response.prepared:
-        response.headers["x-request-id"] = request_id
+        response.headers["x-request-id"] = request[REQUEST_ID]
     return response
 
 

@@ -21,6 +21,7 @@ from workers.yard.commands import RefChange
 POLL_EVERY_S = 1.0
 POLL_TIMEOUT_S = 2.0
 STREAM_SILENCE_S = 5.0
+DRAIN_S = 1.0
 BACKOFF_LONGEST_S = 5.0
 REFS_EVERY_S = 0.05
 MAX_REFS_A_PUSH = 5000
@@ -74,7 +75,10 @@ class NodeClient:
             return msgspec.json.decode(await response.read(), type=dict[str, Any])
 
     async def decode(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The decode events in order. Raises NodeCallError, also when the stream ends without `done`."""
+        """The decode events in order. Raises NodeCallError, also when the stream ends without `done`.
+
+        Read on after `done`: the stream is then read to its end, and the connection can serve the next call.
+        """
         async with self._call("POST", "/v1/decode", body) as response:
             async for line in _lines(response):
                 if not line.startswith(b"data: "):
@@ -84,6 +88,7 @@ class NodeClient:
                     raise NodeCallError(event["code"], event["message"], retryable=event["code"] != "context-length")
                 yield event
                 if event["type"] == "done":
+                    await _drain(response)
                     return
         raise NodeCallError("stream-broken", f"The stream of {self.name} ended before the answer did.", True)
 
@@ -292,6 +297,13 @@ async def _refusal(node: str, response: aiohttp.ClientResponse) -> NodeCallError
         code, message = f"http-{response.status}", f"The node {node} answered {response.status}."
     retryable = response.status in (401, 404, 409, 429) or response.status >= 500
     return NodeCallError(code, message, retryable)
+
+
+async def _drain(response: aiohttp.ClientResponse) -> None:
+    """Reads what is left, a moment at most; a connection that is not read to its end cannot be kept."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            await response.read()
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -184,7 +184,7 @@ class Upstream:
             self._feed(events.DecodeFailed(session.request_id, True, "bad-answer", text))
 
     def _take(self, session: Session, event: dict[str, Any]) -> bool:
-        """One decode event; True when the answer is over."""
+        """One decode event; True when nothing more of the stream is wanted."""
         if event["type"] == "tokens":
             count = int(event["n"])
             stopped = session.accept(event["ids"], count)
@@ -199,7 +199,6 @@ class Upstream:
             chain = b64decode(event.get("stored_chain_b64") or "")
             finished = events.DecodeFinished(session.request_id, event["finish_reason"], session.output_tokens, chain)
             self._feed(finished)
-            return True
         return False
 
     def _decode_body(self, session: Session, command: commands.StartDecode) -> dict[str, Any]:
