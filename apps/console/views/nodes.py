@@ -71,8 +71,8 @@ def _timeline(request: HttpRequest, partition: Partition, rows: list[Node]) -> d
     }
 
 
-@form_view
 @partition_view("administrator")
+@form_view
 def force(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     node = get_object_or_404(nodes_of(partition), name=name)
     form = ForceNodeForm(node, posted(request))
@@ -88,8 +88,8 @@ def force(request: HttpRequest, partition: Partition, name: str) -> HttpResponse
     )  # fmt: skip
 
 
-@form_view
 @partition_view("administrator")
+@form_view
 def clear(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     node = get_object_or_404(nodes_of(partition), name=name)
     form = ReasonForm(posted(request), prefix=f"clear-{name}")

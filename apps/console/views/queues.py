@@ -28,8 +28,8 @@ def queues(request: HttpRequest, partition: Partition) -> HttpResponse:
     return page(request, partition, "queues", bands=bands, tenants=list(Tenant.objects.order_by("name")))
 
 
-@require_http_methods(["GET", "POST"])
 @partition_view("operator")
+@require_http_methods(["GET", "POST"])
 def band(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     """The form that edits a band in place: 422 with the error at its field, or what was saved and as which version."""
     row = get_object_or_404(Band.objects.select_related("partition"), partition=partition, name=name)
@@ -51,8 +51,8 @@ def band(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     return render(request, "console/_band_form.html", context, status=422)
 
 
-@require_POST
 @partition_view("operator")
+@require_POST
 def tenant(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     """Pauses a tenant, or resumes it: `paused` is `true` or `false`."""
     row = get_object_or_404(Tenant, name=name)

@@ -54,8 +54,8 @@ def _proposal(partition: Partition, number: int) -> Any:
         raise Http404(error.message) from None
 
 
-@form_view
 @partition_view("operator")
+@form_view
 def approve(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
     proposal = _proposal(partition, number)
     form = ReasonForm(posted(request), prefix="approve")
@@ -75,8 +75,8 @@ def approve(request: HttpRequest, partition: Partition, number: int) -> HttpResp
     )  # fmt: skip
 
 
-@form_view
 @partition_view("operator")
+@form_view
 def reject(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
     proposal = _proposal(partition, number)
     form = ReasonForm(posted(request), prefix="reject")
@@ -91,8 +91,8 @@ def reject(request: HttpRequest, partition: Partition, number: int) -> HttpRespo
     )  # fmt: skip
 
 
-@form_view
 @partition_view("operator")
+@form_view
 def roll_back(request: HttpRequest, partition: Partition, number: int) -> HttpResponse:
     try:
         order = selectors.order_numbered(number, partition)
@@ -114,8 +114,8 @@ def roll_back(request: HttpRequest, partition: Partition, number: int) -> HttpRe
 # -- force, freeze, mode ---------------------------------------------------------------------------------------------
 
 
-@form_view
 @partition_view("administrator")
+@form_view
 def force(request: HttpRequest, partition: Partition) -> HttpResponse:
     nodes = list(nodes_of(partition).filter(enabled=True))
     form = ForceSplitForm(partition.name, nodes, posted(request))
@@ -131,8 +131,8 @@ def force(request: HttpRequest, partition: Partition) -> HttpResponse:
     )  # fmt: skip
 
 
-@form_view
 @partition_view("administrator")
+@form_view
 def clear(request: HttpRequest, partition: Partition) -> HttpResponse:
     form = ReasonForm(posted(request), prefix="clear")
 
@@ -148,8 +148,8 @@ def clear(request: HttpRequest, partition: Partition) -> HttpResponse:
     )  # fmt: skip
 
 
-@form_view
 @partition_view("administrator")
+@form_view
 def freeze(request: HttpRequest, partition: Partition) -> HttpResponse:
     form = FreezeForm(posted(request), prefix="freeze")
 
@@ -163,8 +163,8 @@ def freeze(request: HttpRequest, partition: Partition) -> HttpResponse:
     )  # fmt: skip
 
 
-@form_view
 @partition_view("administrator")
+@form_view
 def unfreeze(request: HttpRequest, partition: Partition) -> HttpResponse:
     form = ReasonForm(posted(request), prefix="unfreeze")
 
@@ -175,8 +175,8 @@ def unfreeze(request: HttpRequest, partition: Partition) -> HttpResponse:
     return answer(request, form, write, slot=CONTROLS, title="End the freeze", submit="Unfreeze")
 
 
-@form_view
 @partition_view("administrator")
+@form_view
 def mode(request: HttpRequest, partition: Partition) -> HttpResponse:
     policy = selectors.policy_of(partition)
     now = policy.thaw_mode if policy.mode == Mode.FROZEN else policy.mode

@@ -1,0 +1,166 @@
+"""The live socket: who may open it, what it sends first, that a slow reader gets the newest, and events in order."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from channels.layers import get_channel_layer
+from channels.routing import URLRouter
+from django.contrib.auth.models import AnonymousUser
+
+from apps.console import live as feeds
+from apps.console.routing import websocket_urlpatterns
+from tests.console.kit import publish_snapshot, snapshot
+from tests.factories import make_partition, make_user
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_feeds():
+    feeds._feeds.clear()
+
+
+@pytest.fixture
+def partition(transactional_db, redis_client):
+    return make_partition("gb300")
+
+
+@pytest.fixture
+def viewer(partition):
+    return make_user("vic", "viewer")
+
+
+class Socket(ApplicationCommunicator):
+    """A browser's end of the live socket. (`channels.testing` would need a second web server installed.)"""
+
+    async def connect(self):
+        await self.send_input({"type": "websocket.connect"})
+        assert (await self.receive_output(timeout=5))["type"] == "websocket.accept"
+
+    async def frame(self):
+        return json.loads((await self.receive_output(timeout=5))["text"])
+
+    async def disconnect(self):
+        await self.send_input({"type": "websocket.disconnect", "code": 1000})
+        await self.wait(timeout=5)
+
+
+def socket(user, partition="gb300", query=""):
+    scope = {
+        "type": "websocket",
+        "path": f"/ws/live/{partition}/",
+        "query_string": query.encode(),
+        "user": user,
+        "headers": [],
+    }
+    return Socket(URLRouter(websocket_urlpatterns), scope)
+
+
+async def close_code(browser):
+    await browser.connect()
+    return (await browser.receive_output(timeout=5))["code"]
+
+
+async def test_a_stranger_is_told_to_sign_in(partition):
+    assert await close_code(socket(AnonymousUser())) == 4401
+
+
+async def test_a_tenant_user_may_not_watch(partition):
+    user = await sync_to_async(make_user)("tina", "tenant")
+    assert await close_code(socket(user)) == 4403
+
+
+async def test_an_unknown_partition_is_said_so(viewer):
+    assert await close_code(socket(viewer, "nowhere")) == 4404
+
+
+async def test_the_last_snapshot_comes_at_once_and_newer_ones_follow(viewer, redis_client):
+    publish_snapshot(redis_client, snapshot(seq=7))
+    communicator = socket(viewer)
+    await communicator.connect()
+    first = await communicator.frame()
+    assert (first["type"], first["data"]["seq"]) == ("snapshot", 7)
+    await get_channel_layer().group_send("live.gb300", {"type": "live.snapshot", "data": snapshot(seq=8)})
+    assert (await communicator.frame())["data"]["seq"] == 8
+    await communicator.disconnect()
+
+
+async def test_a_page_gets_history_and_ready_texts(viewer, redis_client):
+    publish_snapshot(redis_client, snapshot())
+    communicator = socket(viewer, query="form=view")
+    await communicator.connect()
+    assert await communicator.frame() == {"type": "history", "points": []}
+    frame = await communicator.frame()
+    assert frame["view"]["verdict"]["label"] == "Fine"
+    await communicator.disconnect()
+    again = socket(viewer, query="form=view")
+    await again.connect()
+    assert len((await again.frame())["points"]) == 1
+    await again.disconnect()
+
+
+async def test_events_reach_the_browser_in_order(viewer):
+    communicator = socket(viewer)
+    await communicator.connect()
+    await asyncio.sleep(0.1)
+    for number in range(3):
+        event = {"type": "live.event", "data": {"kind": "switch", "n": number}}
+        await get_channel_layer().group_send("live.gb300", event)
+    frames = [await communicator.frame() for _ in range(3)]
+    assert [(frame["type"], frame["data"]["n"]) for frame in frames] == [("event", 0), ("event", 1), ("event", 2)]
+    await communicator.disconnect()
+
+
+async def test_what_a_browser_sends_is_ignored(viewer, redis_client):
+    communicator = socket(viewer)
+    await communicator.connect()
+    await communicator.send_input({"type": "websocket.receive", "text": "not json"})
+    await asyncio.sleep(0.1)
+    await get_channel_layer().group_send("live.gb300", {"type": "live.snapshot", "data": snapshot(seq=3)})
+    assert (await communicator.frame())["data"]["seq"] == 3
+    await communicator.disconnect()
+
+
+async def test_a_slow_reader_gets_the_newest_snapshot_not_a_queue(viewer):
+    from apps.console.consumers import LiveConsumer
+
+    consumer = LiveConsumer()
+    sent, free = [], asyncio.Event()
+
+    async def send(text_data):
+        sent.append(json.loads(text_data)["data"]["seq"])
+        await free.wait()
+
+    consumer.send = send
+    consumer._events, consumer._latest, consumer._wake = [], None, asyncio.Event()
+    consumer._feed, consumer._form = feeds.Feed("gb300"), "data"
+    consumer._offer(snapshot(seq=0))
+    task = asyncio.create_task(consumer._send_newest())
+    await asyncio.sleep(0.02)
+    for seq in range(1, 50):
+        consumer._offer(snapshot(seq=seq))
+    free.set()
+    await asyncio.sleep(0.02)
+    task.cancel()
+    assert sent == [0, 49]
+
+
+def test_one_snapshot_is_presented_once_for_all_browsers(monkeypatch):
+    calls = []
+    real = feeds.present
+    monkeypatch.setattr(feeds, "present", lambda *a: calls.append(a) or real(*a))
+    feed, data = feeds.Feed("gb300"), snapshot()
+    texts = {feed.text(data, time.time(), "view") for _ in range(5)}
+    assert (len(texts), len(calls)) == (1, 1)
+
+
+def test_chart_points_are_kept_for_five_minutes_and_once_a_second():
+    feed = feeds.Feed("gb300")
+    for half_seconds in range(1400):
+        feed.remember({"t": half_seconds / 2})
+    assert feed.history[-1]["t"] - feed.history[0]["t"] <= feeds.HISTORY_S
+    assert len(feed.history) == 301

@@ -1,0 +1,83 @@
+"""Nodes: cards, phase lanes, and forcing one node."""
+
+import pytest
+
+from apps.planning import services
+from apps.planning.models import ForcedSplit, SwitchOrder
+from tests.factories import actor_with
+from tests.planning.test_services import finish
+
+BASE = "/p/gb300/nodes/"
+ADA = actor_with("administrator", "ada")
+
+
+def forced(**changes):
+    values = {"phase": "prefill", "minutes": "15", "reason": "more prompts", "confirm": "gb300-3"} | changes
+    return {f"force-gb300-3-{name}": value for name, value in values.items()}
+
+
+def test_each_node_shows_phase_health_age_load_and_pool(as_role, live):
+    page = as_role("viewer").get(BASE).content.decode()
+    assert page.count('<li class="node panel" data-id="gb300-') == 4
+    assert "reported" in page
+    assert "1 running · 2 queued" in page
+    assert "32 of 128 · 3 announced" in page
+    assert "60 %" in page
+    assert "Force a phase" not in page
+
+
+def test_without_a_gateway_the_nodes_are_shown_as_configured(as_role, partition):
+    page = as_role("viewer").get(BASE).content.decode()
+    assert "Nodes as configured" in page
+    assert "gb300-4" in page
+    assert "never" in page
+
+
+def test_a_past_switch_is_in_its_nodes_lane_and_in_the_table(as_role, live, partition):
+    services.force_node(partition.nodes.get(name="gb300-3"), "prefill", ADA, "peak")
+    finish(SwitchOrder.objects.get())
+    page = as_role("viewer").get(BASE + "timeline/").content.decode()
+    lane = page.split('aria-label="gb300-3, oldest first"')[1].split("</ol>")[0]
+    assert "decode for" in lane
+    assert "decode → prefill" in page
+
+
+@pytest.mark.parametrize(("asked", "shown"), [("60", 60), ("360", 360), ("7", 15), ("x", 15), ("", 15), ("²", 15)])
+def test_the_time_shown_is_one_of_three(as_role, live, asked, shown):
+    answer = as_role("viewer").get(BASE, {"minutes": asked})
+    assert answer.context["minutes"] == shown
+
+
+def test_forcing_a_node_orders_its_switch_and_marks_its_card(as_role, live, partition):
+    client = as_role("administrator")
+    assert b"Force gb300-3" in client.get(BASE + "gb300-3/force/").content
+    answer = client.post(BASE + "gb300-3/force/", forced())
+    assert answer.status_code == 200
+    assert b"gb300-3 is forced to prefill" in answer.content
+    assert ForcedSplit.objects.get().node == "gb300-3"
+    assert "forced to prefill" in client.get(BASE).content.decode()
+    ended = client.post(BASE + "gb300-3/force/clear/", {"clear-gb300-3-reason": "over"})
+    assert b"no longer forced" in ended.content
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"confirm": "gb300-4"}, "confirm"), ({"reason": ""}, "reason"), ({"phase": "idle"}, "phase")],
+)
+def test_a_force_of_a_node_is_refused_at_its_field(as_role, partition, changes, field):
+    answer = as_role("administrator").post(BASE + "gb300-3/force/", forced(**changes))
+    assert answer.status_code == 422
+    assert f'id="id_force-gb300-3-{field}_error"' in answer.content.decode()
+    assert not ForcedSplit.objects.exists()
+
+
+def test_the_last_node_of_a_phase_cannot_be_taken_away(as_role, partition):
+    services.force_node(partition.nodes.get(name="gb300-4"), "prefill", ADA, "peak")
+    finish(SwitchOrder.objects.get())
+    answer = as_role("administrator").post(BASE + "gb300-3/force/", forced())
+    assert answer.status_code == 422
+    assert b"No enabled node would decode" in answer.content
+
+
+def test_a_node_of_another_partition_is_not_found(as_role, partition):
+    assert as_role("administrator").get(BASE + "other-1/force/").status_code == 404
