@@ -1,0 +1,181 @@
+"""What a person does in the console, in a real browser."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from apps.flowcontrol.models import Band
+from apps.planning import services
+from apps.planning.models import ForcedSplit, PlannerPolicy, Proposal, SwitchOrder
+from tests.browser.conftest import PASSWORD, aside
+from tests.console.test_split_page import decide, propose
+
+PAGES = ("", "queues", "split", "nodes")
+
+
+def text(page, selector):
+    return page.inner_text(selector)
+
+
+def test_signing_in_leads_to_what_was_asked_for(browser, server):
+    context = browser.new_context(base_url=server.url)
+    page = context.new_page()
+    page.goto("/p/gb300/queues/")
+    assert "/login/" in page.url
+    page.fill("#id_username", "viewer-person")
+    page.fill("#id_password", "wrong")
+    page.click("button[type=submit]")
+    assert "do not match" in text(page, "[role=alert]")
+    page.fill("#id_password", PASSWORD)
+    page.click("button[type=submit]")
+    page.wait_for_url("**/p/gb300/queues/")
+    page.click("details.user summary")
+    page.click("text=Sign out")
+    page.wait_for_url("**/login/")
+    context.close()
+
+
+def test_a_change_in_the_yard_arrives_without_a_reload(open_page, server):
+    page = open_page("viewer")
+    assert text(page, "#verdict") == "Fine"
+    server.state["verdict"] = {"level": "degraded", "stage": "prefill", "reason": "four requests wait"}
+    page.wait_for_selector("#verdict:has-text('Degraded at prefill')")
+    page.wait_for_selector("section.verdict[data-level=degraded]")
+    page.wait_for_selector("[data-chart=ttft] .main-svg")
+
+
+def test_a_paused_page_stands_still_and_then_catches_up(open_page, server):
+    page = open_page("viewer")
+    page.click("#feed-pause")
+    server.state["verdict"] = {"level": "down", "stage": None, "reason": "no node"}
+    page.wait_for_timeout(600)
+    assert text(page, "#verdict") == "Fine"
+    page.click("#feed-pause")
+    page.wait_for_selector("#verdict:has-text('Down')")
+
+
+def test_a_silent_server_is_shown_as_a_lost_connection(open_page, server):
+    page = open_page("viewer")
+    server.stop()
+    page.wait_for_selector("#feed-banner:has-text('connection to the console is lost')")
+    page.context.close()
+
+
+def test_a_priority_is_edited_in_place_and_runs_in_the_gateway(open_page):
+    page = open_page("operator", "queues")
+    page.click("[aria-label='Edit band standard']")
+    page.fill("#id_band-standard-priority", "100")
+    page.click("text=Save band standard")
+    page.wait_for_selector("#id_band-standard-priority_error:has-text('premium has priority 100')")
+    page.fill("#id_band-standard-priority", "120")
+    page.click("text=Save band standard")
+    page.wait_for_selector("text=Saved")
+    page.wait_for_selector("text=/The gateway runs it since/")
+    page.wait_for_selector("tbody[data-id=standard]:first-of-type")
+    assert Band.objects.get(name="standard").priority == 120
+    assert page.locator("tbody[data-id]").first.get_attribute("data-id") == "standard"
+
+
+def test_a_tenant_is_paused_after_a_question(open_page):
+    page = open_page("operator", "queues")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.click("#tenant-acme button")
+    page.wait_for_selector("#tenant-acme:has-text('new requests are refused')")
+
+
+def test_forcing_a_split_needs_the_typed_confirmation(open_page):
+    page = open_page("administrator", "split")
+    page.click("text=Force a split")
+    page.check("input[value=gb300-3]")
+    page.fill("#id_force-reason", "evening peak")
+    page.click("text=Force this split")
+    page.wait_for_selector("#id_force-confirm_error")
+    assert not ForcedSplit.objects.exists()
+    assert page.input_value("#id_force-reason") == "evening peak"
+    page.fill("#id_force-confirm", "gb300")
+    page.click("text=Force this split")
+    page.wait_for_selector("#said:has-text('forced to 3P1D')")
+    page.wait_for_selector("#plan-headline:has-text('Switching to 3P1D')")
+    assert page.locator("#act-slot form").count() == 0
+    assert SwitchOrder.objects.get().reason == "evening peak"
+
+
+def test_an_open_form_survives_what_happens_meanwhile(open_page, partition):
+    page = open_page("administrator", "split")
+    page.click("button:text-is('Freeze')")
+    page.fill("#id_freeze-reason", "half written")
+    aside(propose, partition)
+    page.wait_for_timeout(700)
+    assert page.input_value("#id_freeze-reason") == "half written"
+    page.click("#act-slot button[type=submit]")
+    page.wait_for_selector("#plan-headline:has-text('Frozen')")
+    assert PlannerPolicy.objects.get().mode == "frozen"
+
+
+def test_a_new_proposal_appears_by_itself_and_is_rejected_with_a_reason(open_page, partition):
+    page = open_page("operator", "split")
+    aside(propose, partition)
+    page.wait_for_selector("#plan-headline:has-text('Proposes 3P1D')")
+    page.click("button:text-is('Reject')")
+    page.fill("#id_reject-reason", "not tonight")
+    page.click("text=Reject it")
+    page.wait_for_selector("#said:has-text('is rejected')")
+    assert Proposal.objects.get().closed_reason.endswith("not tonight")
+
+
+def test_a_node_is_forced_from_its_card(open_page):
+    page = open_page("administrator", "nodes")
+    page.click("li[data-id=gb300-3] button:has-text('Force a phase')")
+    page.fill("#id_force-gb300-3-reason", "more prompts")
+    page.fill("#id_force-gb300-3-confirm", "gb300-3")
+    page.click("button:text-is('Force gb300-3')")
+    page.wait_for_selector("#said:has-text('gb300-3 is forced to prefill')")
+    assert ForcedSplit.objects.get().phases == {"gb300-3": "prefill"}
+
+
+def test_the_keyboard_reaches_the_content_and_opens_a_form(open_page):
+    page = open_page("operator", "queues")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    page.focus("[aria-label='Edit band premium']")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#id_band-premium-priority")
+    page.click("text=Cancel")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Edit band premium"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(open_page, partition, theme):
+    decide(partition)
+    aside(propose, partition)
+    page = open_page("administrator", theme=theme)
+    for path in PAGES:
+        page.goto(f"/p/gb300/{path}/" if path else "/p/gb300/")
+        page.wait_for_selector("body[data-feed=live]")
+        if path == "split":
+            page.click("text=Force a split")
+            page.wait_for_selector("#act-slot form")
+        if path == "queues":
+            page.click("[aria-label='Edit band premium']")
+            page.wait_for_selector("#id_band-premium-priority")
+        found = [v for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+        said = [(v["id"], [n["html"][:160] + str(n["any"][:1]) for n in v["nodes"][:3]]) for v in found]
+        assert said == [], path
+
+
+def test_axe_finds_nothing_serious_outside_the_shell(browser, server):
+    context = browser.new_context(base_url=server.url)
+    page = context.new_page()
+    for path in ("/login/", "/no/such/page/"):
+        page.goto(path)
+        found = [v["id"] for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+        assert found == [], path
+    context.close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_phone_shows_every_page_without_scrolling_sideways(open_page, partition, path):
+    decide(partition)
+    aside(services.force_split, partition, 3, services.SYSTEM, "peak")
+    page = open_page("administrator", path, width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
