@@ -32,6 +32,10 @@ class LoadAccount:
     def due_at(self) -> float:
         return self.t0 + LOAD_WINDOW_S
 
+    def arrived_one(self, now: float) -> None:
+        self.arrived += 1
+        self.in_flight(now, +1)
+
     def in_flight(self, now: float, change: int) -> None:
         """One more (or one less) request is in queue, prefill or decode."""
         self._in_flight_s += self._in_flight * (now - self._since)

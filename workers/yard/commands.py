@@ -19,7 +19,7 @@ class Fetch:
 class StartPrefill:
     """Send the request to a prefill node. `attempt` counts from 1; `resumed_tokens` are output tokens already sent.
 
-    `predicted_ttft_s` counts from now; `queue_s` is how long the request waited for its turn.
+    `predicted_ttft_s` counts from the arrival; `queue_s` is how long the request waited for its turn.
     """
 
     request_id: str

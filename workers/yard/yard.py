@@ -118,7 +118,7 @@ class Yard:
         state = RequestState(request, arrived_at=now)
         self.requests[request.request_id] = state
         self.outcomes.arrived()
-        self.fleet.load.in_flight(now, +1)
+        self.fleet.load.arrived_one(now)
         self._kv(now, kv_events.RequestSeen(request.request_id, request.branch, request.prompt))
         held_blocks = max((match.blocks for match in self.kv.match(request.prompt)), default=0)
         held_tokens = held_blocks * request.prompt.block_tokens
