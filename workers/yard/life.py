@@ -1,0 +1,420 @@
+"""What happens to requests between their arrival and their one end: queue, placement, hand-over, failure, recovery.
+
+`requests.py` says which moves exist; here is why they are made. Late or repeated reports about a request find nothing.
+"""
+
+from __future__ import annotations
+
+from apps.flowcontrol.domain import commands as flow_commands
+from apps.flowcontrol.domain import events as flow_events
+from apps.kvcache.domain import events as kv_events
+from apps.planning.domain.cost_model import pairs
+from workers.yard import commands, events
+from workers.yard.machines import Machines
+from workers.yard.nodes import KnownNode
+from workers.yard.requests import MAX_FAILURES, RequestState, Stage
+
+RETRY_AFTER_S = 2.0
+REFUSALS = frozenset(
+    ("unreachable", "node-lost", "wrong-phase", "draining", "stale-generation", "queue-full", "duplicate-request")
+)
+
+
+class RequestLife:
+    """Moves requests from stage to stage. `waiting` holds admitted ones that no node can take at the moment."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._m = machines
+        self.waiting: dict[str, RequestState] = {}
+
+    # ---- arrival, queue, prefill ------------------------------------------------------------------------
+
+    def arrived(self, now: float, event: events.Arrived) -> None:
+        request = event.request
+        if request.request_id in self._m.requests:
+            raise ValueError(f"request {request.request_id} is already here")
+        state = RequestState(request, arrived_at=now)
+        self._m.requests[request.request_id] = state
+        self._m.outcomes.arrived()
+        self._m.fleet.load.arrived_one(now)
+        self._m.tell_kv(now, kv_events.RequestSeen(request.request_id, request.branch, request.prompt))
+        held_blocks = max((match.blocks for match in self._m.kv.match(request.prompt)), default=0)
+        held_tokens = held_blocks * request.prompt.block_tokens
+        state.uncached_estimate_tokens = max(1, request.prompt.tokens - held_tokens)
+        state.in_flow = True
+        self._report_prediction(now)
+        self._m.tell_flow(
+            now,
+            flow_events.Enqueue(
+                flow_events.FlowRequest(
+                    request_id=request.request_id,
+                    band=request.band,
+                    flow_id=request.flow_id,
+                    bytes=request.bytes,
+                    prompt_tokens=request.prompt.tokens,
+                    uncached_tokens=state.uncached_estimate_tokens,
+                    output_tokens=request.output_tokens,
+                    received_at=request.received_at,
+                    ttl_s=request.ttl_s,
+                    slo_ttft_s=request.slo_ttft_s,
+                    starts_branch=state.branch_kind == "new",
+                    program=request.branch.program,
+                    tenant=request.tenant,
+                )
+            ),
+        )
+
+    def settle(self, now: float) -> None:
+        """Carries out what flow control decided in this step: drops end their request, dispatches are placed."""
+        while self._m.dropped or self._m.dispatched:
+            if self._m.dropped:
+                self._dropped(now, self._m.dropped.popleft())
+            else:
+                self._dispatched(now, self._m.dispatched.popleft())
+
+    def _dropped(self, now: float, drop: flow_commands.Drop) -> None:
+        state = self._m.requests.get(drop.request_id)
+        if state is None:
+            return
+        state.in_flow = False
+        state.queue_s = drop.waited_s
+        self._m.out.append(
+            commands.Refuse(drop.request_id, drop.http_status, drop.reason_code, drop.message, drop.retry_after_s)
+        )
+        self._finish(now, state, Stage.DROPPED, drop.message, drop_code=drop.reason_code)
+
+    def _dispatched(self, now: float, dispatch: flow_commands.Dispatch) -> None:
+        state = self._m.requests.get(dispatch.request_id)
+        if state is None or state.stage is not Stage.QUEUED:
+            return
+        state.holds_prefill = True
+        if self._announce_decode(now, state) and self._start_prefill(now, state):
+            state.queue_s = dispatch.waited_s
+            self._m.outcomes.dispatched(now, dispatch.waited_s)
+        else:
+            self._withdraw(now, state)
+
+    def _withdraw(self, now: float, state: RequestState) -> None:
+        """Nobody can take it after all: back to the head of its line, with nothing reserved."""
+        if state.stage is Stage.QUEUED:
+            self._m.placement.loads.finished(now, state.request_id)
+            state.holds_prefill, state.decode_node = False, None
+            self._m.tell_flow(now, flow_events.Withdraw(state.request_id))
+
+    def _announce_decode(self, now: float, state: RequestState) -> bool:
+        """Keeps a place on a decode node. Refuses a request that fits on none of them, ever."""
+        self._m.placement.loads.finished(now, state.request_id)
+        choice = self._m.placement.choose_decode(now, state, self._m.home(state, "decode"))
+        state.decode_node = choice.node
+        if choice.node is not None:
+            self._m.placement.announce_decode(state, choice.node)
+            return True
+        causes = {row.why_not for row in choice.terms if self._m.fleet.takes(row.node, "decode")}
+        if causes == {"kv-too-small"}:
+            message = f"The prompt and max_tokens together ({state.context_tokens + state.remaining_tokens} tokens) fit on no node."
+            self._refuse(now, state, 400, "request-too-large", message, None)
+        return False
+
+    def _start_prefill(self, now: float, state: RequestState) -> bool:
+        """Sends the prompt (and what was already answered) to the best node; False when there is none."""
+        matches = {match.node: match.blocks for match in self._m.kv.match(state.request.prompt)}
+        choice = self._m.placement.choose_prefill(now, state, matches, self._m.home(state, "prefill"))
+        if choice.node is None or choice.predicted_ttft_s is None:
+            state.reason = choice.reason
+            return False
+        node = self._m.fleet.nodes.by_name[choice.node]
+        self._m.placement.place_prefill(now, state, choice)
+        state.attempts += 1
+        state.move(now, Stage.PREFILLING, choice.reason)
+        state.prefill_node, state.placed_at = choice.node, now
+        if state.first_token_at is None:
+            state.predicted_ttft_s, state.terms, state.reason = choice.predicted_ttft_s, choice.terms, choice.reason
+        if state.branch_id is not None:
+            self._m.tell_kv(now, kv_events.Homed(state.branch_id, "prefill", choice.node))
+        fetch = None
+        if choice.fetch is not None:
+            fetch = commands.Fetch(choice.fetch.source_node, choice.fetch.from_block, choice.fetch.to_block)
+        self._m.out.append(
+            commands.StartPrefill(
+                request_id=state.request_id,
+                node=choice.node,
+                url=node.config.url,
+                generation=node.generation,
+                fetch=fetch,
+                decode_node=state.decode_node,
+                attempt=state.attempts,
+                resumed_tokens=state.sent_tokens,
+                predicted_ttft_s=choice.predicted_ttft_s,
+                queue_s=now - state.arrived_at,
+                reason=choice.reason,
+            )
+        )
+        return True
+
+    def prefill_accepted(self, now: float, event: events.PrefillAccepted) -> None:
+        """Nothing changes: the load book counts a request from the decision."""
+
+    def prefill_finished(self, now: float, event: events.PrefillFinished) -> None:
+        state = self._in(event.request_id, Stage.PREFILLING)
+        if state is None or state.prefill_node is None:
+            return
+        result = event.result
+        self._m.placement.loads.finished_prefill(now, state.request_id)
+        if state.result is None:
+            self._account_prefill(now, state, result)
+        self._release_prefill(now, state)
+        if result.first_finish != "stop":
+            state.sent_tokens += 1
+            self._m.outcomes.output(now, 1)
+        if result.first_finish is not None:
+            self._finish(now, state, Stage.DONE, state.reason, stored_chain=b"")
+        else:
+            self._start_decode(now, state)
+
+    def _account_prefill(self, now: float, state: RequestState, result: events.PrefillResult) -> None:
+        state.result = result
+        request = state.request
+        wait_s = max(0.0, now - state.arrived_at - result.prefill_s)
+        reused_tokens = result.cached_tokens + result.fetched_tokens
+        work = pairs(result.computed_tokens, reused_tokens)
+        self._m.fleet.load.prefill_done(result.computed_tokens, reused_tokens, work, wait_s)
+        self._m.outcomes.prefilled(now, request.prompt.tokens, result.computed_tokens)
+        self._m.tell_kv(
+            now,
+            kv_events.RequestServed(
+                request_id=request.request_id,
+                node=state.prefill_node or "",
+                cached_tokens=result.cached_tokens,
+                computed_tokens=result.computed_tokens,
+                fetched_tokens=result.fetched_tokens,
+                failed_fetch_tokens=result.failed_fetch_tokens,
+                tenant=request.tenant,
+                workload=request.objective,
+            ),
+        )
+
+    def prefill_failed(self, now: float, event: events.PrefillFailed) -> None:
+        state = self._in(event.request_id, Stage.PREFILLING)
+        if state is None:
+            return
+        self._m.placement.loads.finished_prefill(now, state.request_id)
+        self._retry(now, state, state.prefill_node, event.retryable, event.reason, event.message)
+
+    # ---- hand-over and decode ---------------------------------------------------------------------------
+
+    def _start_decode(self, now: float, state: RequestState) -> None:
+        """Hands the computed context to the announced node, or to another one when that cannot take it any more."""
+        announced = state.decode_node
+        reason = f"{announced}: announced when the prefill was placed"
+        if announced is None or announced in state.avoid or not self._m.fleet.takes(announced, "decode"):
+            self._m.placement.loads.finished(now, state.request_id)
+            choice = self._m.placement.choose_decode(now, state, self._m.home(state, "decode"))
+            state.decode_node, reason = choice.node, choice.reason
+            if choice.node is None:
+                self._wait(now, state, "decode", choice.reason)
+                return
+            self._m.placement.announce_decode(state, choice.node)
+        assert state.decode_node is not None and state.prefill_node is not None
+        node = self._m.fleet.nodes.by_name[state.decode_node]
+        state.move(now, Stage.HANDING_OVER, reason)
+        if state.branch_id is not None:
+            self._m.tell_kv(now, kv_events.Homed(state.branch_id, "decode", node.name))
+        self._m.out.append(
+            commands.StartDecode(
+                request_id=state.request_id,
+                node=node.name,
+                url=node.config.url,
+                generation=node.generation,
+                source=state.prefill_node,
+                reason=reason,
+            )
+        )
+
+    def first_token(self, now: float, event: events.FirstToken) -> None:
+        state = self._m.requests.get(event.request_id)
+        if state is not None and state.first_token_at is None:
+            state.first_token_at = state.last_token_at = now
+            self._m.outcomes.first_token(now, state)
+
+    def decode_progress(self, now: float, event: events.DecodeProgress) -> None:
+        state = self._in(event.request_id, Stage.HANDING_OVER, Stage.DECODING)
+        if state is None:
+            return
+        if state.stage is Stage.HANDING_OVER:
+            self._m.placement.loads.started_decode(state.request_id)
+            state.move(now, Stage.DECODING, "the first token came from the decode node")
+        state.sent_tokens += event.tokens
+        state.last_token_at = now
+        self._m.outcomes.output(now, event.tokens)
+
+    def decode_finished(self, now: float, event: events.DecodeFinished) -> None:
+        state = self._in(event.request_id, Stage.HANDING_OVER, Stage.DECODING)
+        if state is not None:
+            state.sent_tokens = event.output_tokens
+            self._finish(now, state, Stage.DONE, state.reason, stored_chain=event.stored_chain)
+
+    def decode_failed(self, now: float, event: events.DecodeFailed) -> None:
+        state = self._in(event.request_id, Stage.HANDING_OVER, Stage.DECODING)
+        if state is not None:
+            self._retry(now, state, state.decode_node, event.retryable, event.reason, event.message)
+
+    def answer_ended(self, now: float, event: events.AnswerEnded) -> None:
+        state = self._m.requests.get(event.request_id)
+        if state is not None:
+            self._abort_on_nodes(state)
+            state.sent_tokens = event.output_tokens
+            self._finish(now, state, Stage.DONE, state.reason, stored_chain=b"")
+
+    # ---- failure and recovery ---------------------------------------------------------------------------
+
+    def _retry(
+        self, now: float, state: RequestState, node: str | None, retryable: bool, reason: str, message: str
+    ) -> None:
+        """Another attempt elsewhere, or the end with 502 when there were too many or a retry cannot help."""
+        state.failures += 1
+        if node is not None:
+            state.avoid.add(node)
+        told = f"{node} failed ({reason})"
+        if not retryable:
+            self._refuse(
+                now, state, 502, reason, message or f"The node {node} could not serve the request: {reason}.", None
+            )
+        elif state.failures > MAX_FAILURES:
+            text = f"The request failed on {state.failures} nodes in a row, at last because of: {message or reason}."
+            self._refuse(now, state, 502, "upstream-failed", text, RETRY_AFTER_S)
+        elif state.stage is Stage.HANDING_OVER and reason in REFUSALS and self._m.fleet.alive(state.prefill_node):
+            self._start_decode(now, state)
+        else:
+            self._resume(now, state, told)
+
+    def _resume(self, now: float, state: RequestState, why: str) -> None:
+        """Computes the prompt and the output so far on another node; waits when no node can."""
+        self._m.placement.loads.finished(now, state.request_id)
+        if not self._announce_decode(now, state) and state.stage.ended:
+            return
+        if not self._start_prefill(now, state):
+            self._wait(now, state, "prefill", why)
+
+    def _wait(self, now: float, state: RequestState, stage: str, why: str) -> None:
+        if state.stage is not Stage.WAITING:
+            state.move(now, Stage.WAITING, why)
+            state.waiting_until = now + self._m.config.flow.empty_pool_ttl_s
+            self.waiting[state.request_id] = state
+        state.waiting_for = stage
+
+    def try_waiting(self, now: float) -> None:
+        """Nodes or room came back, perhaps: places who waits for them, or ends who waited too long."""
+        for state in list(self.waiting.values()):
+            del self.waiting[state.request_id]
+            if now >= state.waiting_until:
+                text = f"No node could take over the request within {self._m.config.flow.empty_pool_ttl_s:g} s."
+                self._refuse(now, state, 503, "rejected-no-endpoints", text, RETRY_AFTER_S)
+                continue
+            if state.waiting_for == "decode" and self._m.fleet.alive(state.prefill_node):
+                self._start_decode(now, state)
+            else:
+                self._resume(now, state, "still no node")
+            if state.stage is Stage.WAITING:
+                self.waiting[state.request_id] = state
+
+    def client_gone(self, now: float, event: events.ClientGone) -> None:
+        state = self._m.requests.get(event.request_id)
+        if state is not None:
+            self._abort_on_nodes(state)
+            self._finish(
+                now, state, Stage.CANCELLED, "the client closed its connection", drop_code="rejected-context-cancelled"
+            )
+
+    def _refuse(
+        self, now: float, state: RequestState, status: int, code: str, message: str, retry_after_s: float | None
+    ) -> None:
+        self._m.out.append(commands.Refuse(state.request_id, status, code, message, retry_after_s))
+        self._finish(now, state, Stage.FAILED, message, drop_code=code)
+
+    def _abort_on_nodes(self, state: RequestState) -> None:
+        if state.stage is Stage.PREFILLING and state.prefill_node is not None:
+            self._m.out.append(commands.AbortOnNode(state.prefill_node, state.request_id, "prefill"))
+        if state.stage in (Stage.HANDING_OVER, Stage.DECODING) and state.decode_node is not None:
+            self._m.out.append(commands.AbortOnNode(state.decode_node, state.request_id, "decode"))
+
+    def _release_prefill(self, now: float, state: RequestState) -> None:
+        if state.holds_prefill:
+            state.holds_prefill = False
+            self._m.tell_flow(now, flow_events.StageReleased(state.request_id, "prefill"))
+
+    def _finish(
+        self,
+        now: float,
+        state: RequestState,
+        stage: Stage,
+        reason: str,
+        drop_code: str | None = None,
+        stored_chain: bytes | None = None,
+    ) -> None:
+        """The one end of every request: gives back every place exactly once and writes the record."""
+        queued = state.stage is Stage.QUEUED
+        state.move(now, stage, reason)
+        state.reason = reason
+        del self._m.requests[state.request_id]
+        self.waiting.pop(state.request_id, None)
+        self._m.placement.loads.finished(now, state.request_id)
+        self._m.fleet.load.in_flight(now, -1)
+        if stored_chain is None:
+            self._m.tell_kv(now, kv_events.RequestAborted(state.request_id))
+        else:
+            self._m.tell_kv(now, kv_events.OutputStored(state.request_id, stored_chain))
+        t_acc = self._m.fleet.t_acc(state.decode_node)
+        if stage is Stage.DONE:
+            self._m.fleet.load.finished_one(state.sent_tokens, t_acc)
+        self._m.out.append(commands.Journal(self._m.outcomes.ended(now, state, drop_code, t_acc)))
+        if state.in_flow:
+            state.in_flow = state.holds_prefill = False
+            gone = (
+                flow_events.Cancel(state.request_id)
+                if queued
+                else flow_events.StageReleased(state.request_id, "decode")
+            )
+            self._m.tell_flow(now, gone)
+        if self.waiting:
+            self.try_waiting(now)
+
+    # ---- nodes that go ------------------------------------------------------------------------------------
+
+    def node_lost(self, now: float, node: KnownNode) -> None:
+        """Every request there goes on elsewhere: prefills begin again, decodes continue from the tokens already sent."""
+        self._m.tell_kv(now, kv_events.NodeLost(node.name))
+        for request_id in self._m.placement.loads.node_lost(now, node.name):
+            state = self._m.requests.get(request_id)
+            if state is None:
+                continue
+            if state.stage is Stage.PREFILLING and state.prefill_node == node.name:
+                self._m.out.append(commands.AbortOnNode(node.name, request_id, "prefill"))
+                self._retry(now, state, node.name, True, "node-lost", f"The node {node.name} was lost.")
+            elif state.stage in (Stage.HANDING_OVER, Stage.DECODING):
+                self._m.out.append(commands.AbortOnNode(node.name, request_id, "decode"))
+                self._retry(now, state, node.name, True, "node-lost", f"The node {node.name} was lost.")
+            else:
+                state.decode_node = None
+
+    def move_queued(self, now: float, node: KnownNode) -> None:
+        """A node that takes no more prefills keeps what it computes; what only queues there moves to another one."""
+        placed = [s for s in self._m.requests.values() if s.stage is Stage.PREFILLING and s.prefill_node == node.name]
+        placed.sort(key=lambda state: state.placed_at)
+        running = node.status.running_prefill if node.status is not None else 0
+        if not self._m.fleet.nodes.taking("prefill"):
+            return
+        for state in placed[running:]:
+            self._m.out.append(commands.AbortOnNode(node.name, state.request_id, "prefill"))
+            self._m.placement.loads.finished_prefill(now, state.request_id)
+            if not self._start_prefill(now, state):
+                self._wait(now, state, "prefill", f"{node.name} is draining")
+
+    def _in(self, request_id: str, *stages: Stage) -> RequestState | None:
+        """The request, if it is in one of these stages; late reports find nothing."""
+        state = self._m.requests.get(request_id)
+        return state if state is not None and state.stage in stages else None
+
+    def _report_prediction(self, now: float) -> None:
+        predicted_s = self._m.placement.predicted_ttft_s(now)
+        if predicted_s is not None:
+            self._m.tell_flow(now, flow_events.PredictedTtft(predicted_s))
