@@ -72,7 +72,7 @@ def document(nodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
             "default_band": band,
             "flow": {
                 "max_requests": 1000, "max_bytes": 10**10, "default_ttl_s": 30, "empty_pool_ttl_s": 3,
-                "displacement": True, "prefill": stage, "decode": stage,
+                "displacement": True, "prefill": stage, "decode": dict(stage),
             },
             "routing": {"policy": "ttft"},
             "lease": {"multiple": 4.0, "ceiling_s": 3600, "floor_s": 60},
