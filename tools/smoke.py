@@ -51,15 +51,15 @@ STARTED = time.monotonic()
 
 
 @contextlib.contextmanager
-def running_yard(folder: Path, password: str) -> Iterator[dict[str, Any]]:
-    """Everything under `manage.py up`; yields the addresses; afterwards checks that it stopped clean."""
+def running_yard(folder: Path, password: str, *options: str) -> Iterator[dict[str, Any]]:
+    """Everything under `manage.py up` with these options; yields the addresses; afterwards checks that it stopped clean."""
     ready_file, log = folder / "ready.json", folder / "up.log"
     environment = {**os.environ, "SWITCHYARD_DATA": str(folder / "data"), "SWITCHYARD_ADMIN_PASSWORD": password}
     for name in ("DATABASE_URL", "REDIS_URL"):
         environment.pop(name, None)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "manage.py", "up", "--free-ports", "--no-replay", "--ready-file", str(ready_file)],
+            [sys.executable, "manage.py", "up", "--free-ports", "--ready-file", str(ready_file), *options],
             cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
@@ -218,7 +218,7 @@ def main() -> int:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="switchyard-smoke-") as name,
-            running_yard(Path(name), password) as where,
+            running_yard(Path(name), password, "--no-replay") as where,
         ):
             say(f"everything serves; console at {where['console']}")
             keys = json.loads(Path(where["keys_file"]).read_text())

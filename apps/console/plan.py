@@ -26,6 +26,7 @@ MODE_MEANS = {
 def present_plan(view: Json, now: float, observed: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Everything the Split page shows. `now` is unix seconds; `observed` what each node is doing, as the gateway sees it."""
     moving = [order for order in view["active_orders"] if order["state"] != OrderState.COOLING]
+    cooling = [order for order in view["active_orders"] if order["state"] == OrderState.COOLING]
     decision = _decision(view["last_decision"]) if view["last_decision"] else None
     proposal = _proposal(view["open_proposal"]) if view["open_proposal"] else None
     return {
@@ -35,8 +36,8 @@ def present_plan(view: Json, now: float, observed: Mapping[str, str] | None = No
         "forces": [_force(force) for force in (view["forced"] or {}).get("forces", [])],
         "decision": decision,
         "proposal": proposal,
-        "active": [_order(order, now) for order in view["active_orders"]],
-        "history": [_order(order, now) for order in view["history"]],
+        "active": [_order(order, now) for order in moving],
+        "history": [_order(order, now) for order in cooling + list(view["history"])],
         "fits": [_fit(fit) for fit in view["fits"] if fit["state"] != "retired"],
     }
 

@@ -26,18 +26,20 @@ class Move:
     reason: str = ""
 
 
-def lanes(phases: Mapping[str, str], moves: Iterable[Move], start: float, now: float) -> list[dict[str, Any]]:
-    """One lane for each node of `phases` (name to desired phase), covering `start` to `now` without gaps."""
+def lanes(
+    phases: Mapping[str, str], moves: Iterable[Move], start: float, now: float, known_since: float = 0.0
+) -> list[dict[str, Any]]:
+    """One lane for each node of `phases` (name to desired phase), over `start` to `now`, empty before `known_since`."""
     by_node: dict[str, list[Move]] = {name: [] for name in phases}
     for move in sorted(moves, key=lambda move: move.began):
         if move.node in by_node and (move.finished is None or move.finished > start):
             by_node[move.node].append(move)
-    return [{"name": name, "parts": _parts(phases[name], by_node[name], start, now)} for name in phases]
+    return [{"name": name, "parts": _parts(phases[name], by_node[name], start, now, known_since)} for name in phases]
 
 
-def _parts(phase: str, moves: Sequence[Move], start: float, now: float) -> list[dict[str, str]]:
+def _parts(phase: str, moves: Sequence[Move], start: float, now: float, known_since: float) -> list[dict[str, str]]:
     parts = []
-    at, kind = start, moves[0].from_phase if moves else phase
+    at, kind = max(start, known_since), moves[0].from_phase if moves else phase
     for move in moves:
         began, ended = max(start, move.began), min(now, move.finished or now)
         parts.append(_part(kind, at, began, start, now, kind))

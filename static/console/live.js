@@ -32,7 +32,8 @@
 
   function write(element, item) {
     if (element.dataset.live !== undefined) {
-      const next = text(lookup(item, element.dataset.live));
+      const value = lookup(item, element.dataset.live);
+      const next = value === undefined ? "–" : text(value);
       if (element.textContent !== next) element.textContent = next;
     }
     if (element.dataset.bind !== undefined) {

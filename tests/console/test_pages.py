@@ -93,7 +93,7 @@ def test_what_a_client_sent_is_escaped(as_role, live, name):
 
 @pytest.mark.parametrize(
     ("name", "queries"),
-    [("overview", 7), ("queues", 9), ("split", 15), ("nodes", 10), ("split-state", 14), ("timeline", 7)],
+    [("overview", 7), ("queues", 9), ("split", 15), ("nodes", 11), ("split-state", 14), ("timeline", 8)],
 )
 def test_the_number_of_queries_of_a_page_is_known(as_role, live, django_assert_num_queries, name, queries):
     client = as_role("viewer")

@@ -116,3 +116,8 @@ def test_a_move_that_began_before_the_lane_is_cut_at_its_start():
 
 def test_moves_that_ended_before_the_lane_do_not_count():
     assert lane([move(-20, -10)], "decode") == [("decode", "0.00%", "100.00%")]
+
+
+def test_a_lane_is_empty_before_anything_was_known():
+    parts = timeline.lanes({"a-1": "decode"}, [], 0.0, 100.0, 40.0)[0]["parts"]
+    assert [(part["left"], part["width"]) for part in parts] == [("40.00%", "60.00%")]

@@ -19,7 +19,7 @@ from apps.console.views.shell import page
 from apps.planning import services
 from apps.planning.models import SwitchStep
 from apps.planning.selectors import forced_phases
-from apps.topology.models import Node, Partition
+from apps.topology.models import ConfigurationVersion, Node, Partition
 from apps.topology.selectors import nodes_of
 
 form_view = require_http_methods(["GET", "POST"])
@@ -62,8 +62,10 @@ def _timeline(request: HttpRequest, partition: Partition, rows: list[Node]) -> d
         if step.began_at
     ]
     phases = {node.name: node.desired_phase for node in rows if node.enabled}
+    first = ConfigurationVersion.objects.filter(partition=partition).order_by("version").only("created_at").first()
+    known_since = first.created_at.timestamp() if first else now
     return {
-        "lanes": lanes(phases, moves, start, now),
+        "lanes": lanes(phases, moves, start, now, known_since),
         "moves": sorted(moves, key=lambda move: -move.began),
         "ticks": ticks(start, now),
         "minutes": minutes,
