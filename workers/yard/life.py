@@ -26,6 +26,7 @@ class RequestLife:
     def __init__(self, machines: Machines) -> None:
         self._m = machines
         self.waiting: dict[str, RequestState] = {}
+        self._room_changed = False
 
     # ---- arrival, queue, prefill ------------------------------------------------------------------------
 
@@ -65,12 +66,19 @@ class RequestLife:
         )
 
     def settle(self, now: float) -> None:
-        """Carries out what flow control decided in this step: drops end their request, dispatches are placed."""
-        while self._m.dropped or self._m.dispatched:
+        """Carries out what this step decided: drops end their request, dispatches are placed, then who waits for a node."""
+        while self._m.dropped or self._m.dispatched or self._room_changed:
             if self._m.dropped:
                 self._dropped(now, self._m.dropped.popleft())
-            else:
+            elif self._m.dispatched:
                 self._dispatched(now, self._m.dispatched.popleft())
+            else:
+                self._room_changed = False
+                self._try_waiting(now)
+
+    def room_changed(self) -> None:
+        """Nodes came or went, places were given back, or time ran out: `settle` looks at those who wait for a node."""
+        self._room_changed = True
 
     def _dropped(self, now: float, drop: flow_commands.Drop) -> None:
         state = self._m.requests.get(drop.request_id)
@@ -302,7 +310,7 @@ class RequestLife:
             self.waiting[state.request_id] = state
         state.waiting_for = stage
 
-    def try_waiting(self, now: float) -> None:
+    def _try_waiting(self, now: float) -> None:
         """Nodes or room came back, perhaps: places who waits for them, or ends who waited too long."""
         for state in list(self.waiting.values()):
             del self.waiting[state.request_id]
@@ -375,8 +383,7 @@ class RequestLife:
                 else flow_events.StageReleased(state.request_id, "decode")
             )
             self._m.tell_flow(now, gone)
-        if self.waiting:
-            self.try_waiting(now)
+        self.room_changed()
 
     # ---- nodes that go ------------------------------------------------------------------------------------
 

@@ -142,8 +142,7 @@ class Yard:
             self._life.move_queued(now, node)
         if changed.any:
             self._pools_changed(now)
-        if self._life.waiting:
-            self._life.try_waiting(now)
+        self._life.room_changed()
 
     def _pools_changed(self, now: float) -> None:
         for stage in STAGES:
