@@ -9,6 +9,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -51,7 +52,7 @@ async def yard(tmp_path: Path) -> AsyncIterator[World]:
 async def test_a_conversation_with_the_real_model_reuses_its_own_past(chat_yard: World) -> None:
     """Whole, streamed and stopped answers of one greedy question are the same text; the second turn finds the first."""
     async with client(chat_yard) as api:
-        ask = {"model": "smollm2", "messages": QUESTION, "max_tokens": 24, "temperature": 0}
+        ask: dict[str, Any] = {"model": "smollm2", "messages": QUESTION, "max_tokens": 24, "temperature": 0}
         whole = await api.chat.completions.create(**ask)
         text = whole.choices[0].message.content
         assert text is not None and "Paris" in text

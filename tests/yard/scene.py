@@ -110,7 +110,7 @@ class Scene:
     # ---- what the yard asked for
 
     def of(self, kind: type, request_id: str | None = None) -> list[Any]:
-        found = [command for command in self.log if isinstance(command, kind)]
+        found: list[Any] = [command for command in self.log if isinstance(command, kind)]
         return [c for c in found if request_id is None or c.request_id == request_id]
 
     @property

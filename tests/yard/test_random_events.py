@@ -53,13 +53,13 @@ class Chaos:
     def fail(self) -> None:
         for request_id in self._one():
             reason = self.random.choice(["unreachable", "draining", "connection-broken"])
-            kind = self.random.choice([events.PrefillFailed, events.DecodeFailed])
-            self.scene.feed(kind(request_id, self.random.random() < 0.8, reason))
+            kinds: list[Any] = [events.PrefillFailed, events.DecodeFailed]
+            self.scene.feed(self.random.choice(kinds)(request_id, self.random.random() < 0.8, reason))
 
     def leave(self) -> None:
         for request_id in self._one():
-            kind = self.random.choice([events.ClientGone(request_id), events.AnswerEnded(request_id, 9)])
-            self.scene.feed(kind)
+            ends: list[events.Event] = [events.ClientGone(request_id), events.AnswerEnded(request_id, 9)]
+            self.scene.feed(self.random.choice(ends))
 
     def report(self) -> None:
         name = self.random.choice(self.names)
