@@ -1,7 +1,7 @@
 """`make pictures`: pictures of the real console for the README, from a yard that runs under replayed load.
 
-Starts everything on free ports and a temporary data folder, lets it work until somebody waits, forces a node there and back so
-that there is a switch to see, waits for the planner to have measured, and writes docs/pictures/*.png.
+Starts everything on free ports and a temporary data folder, lets it work until somebody waits, forces a node there and
+back so that there is a switch to see, waits for the planner to have measured, and writes docs/pictures/*.png.
 """
 
 from __future__ import annotations

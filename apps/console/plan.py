@@ -240,7 +240,8 @@ def _candidate(candidate: Json, chosen: Json | None, scale: _Scale) -> dict[str,
         "bar": bar,
         "bottleneck": candidate.get("bottleneck") or formats.UNKNOWN,
         "wait": formats.duration(candidate.get("prefill_wait_p95_s")),
-        "reason": candidate.get("reason") or "",
+        # The gate's sentence begins with the numbers that the other columns show.
+        "reason": (candidate.get("reason") or "").rpartition("): ")[2],
         "outside_fit": bool(candidate.get("outside_fit")),
     }
 
