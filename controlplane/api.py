@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 from ninja import NinjaAPI
 from ninja.openapi.schema import OpenAPISchema
 
 from apps.flowcontrol.api import router as flowcontrol_router
+from apps.planning.api import router as planning_router
 from apps.telemetry.api import router as telemetry_router
 from apps.tenancy.api import router as tenancy_router
 from apps.topology.api import router as topology_router
@@ -67,5 +67,4 @@ api.add_router("", tenancy_router)
 api.add_router("", topology_router)
 api.add_router("", flowcontrol_router)
 api.add_router("", telemetry_router)
-if find_spec("apps.planning.api"):
-    api.add_router("", "apps.planning.api.router")
+api.add_router("", planning_router)
