@@ -282,3 +282,9 @@ def fit_document(fit: FittedModel) -> dict[str, Any]:
         "retired_at": fit.retired_at,
         "retired_reason": fit.retired_reason,
     }
+
+
+def slo_section(partition: Partition) -> dict[str, float | None]:
+    """The configuration document's `slo`: what the gateway judges latency by; seconds, null without a target."""
+    policy = PlannerPolicy.objects.filter(partition=partition).first()
+    return {"ttft_s": policy.slo_ttft_s if policy else None}

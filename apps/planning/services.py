@@ -17,6 +17,7 @@ from apps.planning.choices import Cause, Mode, OrderState, ProposalState, VoteCh
 from apps.planning.domain.phase_machine import ACTIVE, InvalidTransition, RollBackAsked
 from apps.planning.models import ForcedSplit, PlannerPolicy, Proposal, SwitchOrder, Vote
 from apps.planning.selectors import desired_split, forced_phases, live_forces, policy_document, policy_of
+from apps.topology import configuration
 from apps.topology.choices import Phase
 from apps.topology.models import Node, Partition
 from apps.topology.selectors import nodes_of
@@ -51,6 +52,8 @@ def update_policy(partition: Partition, actor: Actor, reason: str = "", **change
         if records.apply(policy, changes, _POLICY_FIELDS):
             policy.save()
             orders.tell(partition.name, "policy", policy=_plain_policy(policy))
+            if "slo_ttft_s" in changes:  # the gateway judges by it
+                configuration.publish(partition, actor, reason)
     return policy
 
 

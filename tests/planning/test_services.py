@@ -307,3 +307,8 @@ def test_the_split_view_has_everything_a_page_shows(partition):
     finish(SwitchOrder.objects.get())
     SwitchOrder.objects.update(state="done")
     assert selectors.split_view(partition)["history"][0]["state"] == "done"
+
+
+def test_the_gateway_is_told_the_latency_it_is_judged_by(partition):
+    services.update_policy(partition, ADA, "tighter", slo_ttft_s=2.5)
+    assert partition.configurations.latest("version").document["slo"] == {"ttft_s": 2.5}

@@ -100,3 +100,23 @@ def test_the_number_goes_up_and_reading_changes_nothing_else() -> None:
     first, second = (scene.yard.snapshot(scene.now) for _ in range(2))
     assert second["seq"] == first["seq"] + 1
     assert first | {"seq": 0} == second | {"seq": 0}
+
+
+@pytest.mark.parametrize(("answers", "level"), [(20, "degraded"), (19, "fine")])
+def test_latency_over_its_target_is_no_fine_yard(answers: int, level: str) -> None:
+    scene = Scene(slo={"ttft_s": 1.0})
+    for n in range(answers):
+        scene.arrive(f"r{n}")
+        scene.wait(1.2)
+        scene.feed(events.FirstToken(f"r{n}"))
+        scene.prefilled(f"r{n}")
+        scene.done(f"r{n}", 1)
+        scene.wait(0.1)
+    verdict = scene.yard.snapshot(scene.now)["verdict"]
+    assert verdict["level"] == level
+    if level == "degraded":
+        assert verdict == {
+            "level": "degraded",
+            "stage": "prefill",
+            "reason": "TTFT p95 is 1.2 s, over its target of 1 s",
+        }

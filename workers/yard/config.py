@@ -121,6 +121,7 @@ class PartitionConfig:
     flow: FlowConfig
     routing: RoutingPolicy
     lease: LeaseConfig
+    slo_ttft_s: float | None = None
     keys_by_sha256: Mapping[str, KeyConfig] = field(default_factory=dict)
 
     @classmethod
@@ -142,6 +143,7 @@ class PartitionConfig:
             flow=_flow(root.document),
             routing=_routing(root.section("routing", optional=True), network),
             lease=_lease(root.section("lease", optional=True)),
+            slo_ttft_s=root.section("slo", optional=True).optional_number("ttft_s", low=0),
             keys_by_sha256=MappingProxyType({key.sha256: key for key in keys}),
         )
         _check_references(config)

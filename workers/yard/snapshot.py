@@ -13,10 +13,13 @@ from workers.yard.requests import Stage
 if TYPE_CHECKING:
     from workers.yard.yard import Yard
 
+FEWEST_FOR_SLO = 20
+
 
 def take_snapshot(now: float, yard: Yard, seq: int) -> dict[str, Any]:
     """The snapshot of a yard at `now`. A pure read."""
     flow = yard.flow.snapshot(now)
+    latency = yard.outcomes.latency(now)
     return {
         "v": 1,
         "partition": yard.config.partition,
@@ -25,12 +28,12 @@ def take_snapshot(now: float, yard: Yard, seq: int) -> dict[str, Any]:
         "config_version": yard.config.version,
         "config_error": None,
         "gateway": {"started_at": yard.started_at, "degraded": []},
-        "verdict": verdict(yard.fleet.nodes, flow, yard.waiting_for_nodes),
+        "verdict": verdict(yard.fleet.nodes, flow, yard.waiting_for_nodes, latency["ttft_s"], yard.config.slo_ttft_s),
         "split": yard.fleet.nodes.split(),
         "nodes": [_node(now, yard, node) for node in yard.fleet.nodes],
         "bands": [_band(band) for band in asdict(flow)["bands"]],
         "stages": {stage: _stage(asdict(numbers)) for stage, numbers in flow.stages.items()},
-        "latency": yard.outcomes.latency(now),
+        "latency": latency,
         "throughput": yard.outcomes.throughput(now),
         "reuse": _reuse(yard),
         "requests": _requests(yard),
@@ -38,8 +41,13 @@ def take_snapshot(now: float, yard: Yard, seq: int) -> dict[str, Any]:
     }
 
 
-def verdict(nodes: NodeTable, flow: FlowSnapshot, waiting_for_nodes: int) -> dict[str, Any]:
-    """One level for the whole partition, the stage that decides it, and the reason in words."""
+def verdict(
+    nodes: NodeTable, flow: FlowSnapshot, waiting_for_nodes: int, ttft_s: dict[str, Any], slo_ttft_s: float | None
+) -> dict[str, Any]:
+    """One level for the whole partition, the stage that decides it, and the reason in words.
+
+    `ttft_s` are the percentiles of the last minute; with fewer than `FEWEST_FOR_SLO` answers they decide nothing.
+    """
     for stage in STAGES:
         if not nodes.taking(stage):
             return _verdict("down", stage, f"no healthy node takes {stage}")
@@ -53,6 +61,10 @@ def verdict(nodes: NodeTable, flow: FlowSnapshot, waiting_for_nodes: int) -> dic
         stage_now = flow.stages[flow.gating_stage]
         text = f"{flow.gating_stage} is full ({stage_now.saturation:.0%}); {flow.totals.waiting} requests wait"
         return _verdict("degraded", flow.gating_stage, text)
+    if slo_ttft_s is not None and ttft_s["n"] >= FEWEST_FOR_SLO and ttft_s["p95"] > slo_ttft_s:
+        return _verdict(
+            "degraded", "prefill", f"TTFT p95 is {ttft_s['p95']:.1f} s, over its target of {slo_ttft_s:g} s"
+        )
     stale = [node.name for node in enabled if node.health == "stale"]
     if stale:
         return _verdict("degraded", None, f"no recent report from {', '.join(stale)}")
