@@ -55,7 +55,7 @@ def running_yard(folder: Path, password: str, *options: str) -> Iterator[dict[st
     """Everything under `manage.py up` with these options; yields the addresses; afterwards checks that it stopped clean."""
     ready_file, log = folder / "ready.json", folder / "up.log"
     environment = {**os.environ, "SWITCHYARD_DATA": str(folder / "data"), "SWITCHYARD_ADMIN_PASSWORD": password}
-    for name in ("DATABASE_URL", "REDIS_URL"):
+    for name in ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE"):
         environment.pop(name, None)
     with log.open("wb") as output:
         process = subprocess.Popen(
