@@ -23,8 +23,15 @@ class CsrfRefused(Forbidden):
         Exception.__init__(self, "send the CSRF token (cookie csrftoken) in the header X-CSRFToken")
 
 
+class InferenceOnly(Forbidden):
+    """A key without a role: it is for the gateways."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "this key is for inference alone; the control plane needs a key with a role")
+
+
 class KeyAuth(HttpBearer):
-    """API keys. A wrong one is refused at once, whatever session there is."""
+    """API keys with a role. Any other is refused at once, whatever session there is."""
 
     openapi_description = "A control-plane API key; its role decides what it may do."
 
@@ -33,8 +40,16 @@ class KeyAuth(HttpBearer):
         if key is None:
             raise NotAuthenticated("this API key is unknown, revoked or expired")
         touch_key(key)
-        roles = frozenset({key.role}) if key.role else frozenset()
-        actor = Actor("key", str(key), None, roles, frozenset({key.tenant.name}), getattr(request, "request_id", ""))
+        if not key.role:
+            raise InferenceOnly
+        actor = Actor(
+            "key",
+            str(key),
+            None,
+            frozenset({key.role}),
+            frozenset({key.tenant.name}),
+            getattr(request, "request_id", ""),
+        )
         request.actor = actor  # type: ignore[attr-defined]
         return actor
 

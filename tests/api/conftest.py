@@ -1,0 +1,172 @@
+"""One described partition, its users and keys, and a client that speaks JSON to the REST API."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from django.db import transaction
+from django.http import HttpResponse
+from django.test import Client
+from django.utils import timezone
+
+from apps.flowcontrol import services as flowcontrol
+from apps.planning import orders, services
+from apps.planning.domain.phase_machine import StatusReported, Tick
+from apps.planning.models import PlannerPolicy, SwitchOrder
+from apps.telemetry.models import RequestRecord
+from apps.tenancy import services as tenancy
+from apps.tenancy.models import Tenant
+from apps.topology.configuration import latest
+from apps.topology.models import Partition
+from controlplane.actors import PLANNER, SYSTEM
+from tests.factories import make_partition, make_tenant, make_user
+
+LIVE = {"v": 1, "partition": "gb300", "t": 7.5, "config_version": 3, "bands": [{"name": "premium", "waiting": 2}]}
+
+
+@pytest.fixture
+def partition(db: None) -> Partition:
+    partition = make_partition("gb300", ("prefill", "prefill", "decode", "decode"))
+    PlannerPolicy.objects.create(partition=partition, mode="approve")
+    flowcontrol.create_band(partition, "spare", -50, SYSTEM)
+    make_tenant()
+    RequestRecord.objects.create(partition=partition, request_id="r-1", at=timezone.now(), tenant="acme")
+    return partition
+
+
+@pytest.fixture
+def live(redis_client: redis.Redis, partition: Partition) -> dict[str, Any]:
+    """The gateway's snapshot, as Redis has it."""
+    snapshot = {**LIVE, "stages": {"prefill": {"saturation": 0.5}}}
+    redis_client.set("switchyard:gb300:live", json.dumps(snapshot))
+    return snapshot
+
+
+@pytest.fixture
+def key_of(partition: Partition) -> Callable[[str], str]:
+    """The text of a new API key with a role (blank: inference only)."""
+    tenant = Tenant.objects.get(name="acme")
+    return lambda role: tenancy.issue_key(tenant, f"{role or 'plain'}-key", SYSTEM, role=role).plain_text
+
+
+@pytest.fixture
+def address(partition: Partition) -> Callable[[str], str]:
+    """An address of `operations.py` with the rows made that it speaks of."""
+
+    def made(path: str) -> str:
+        for what, make in _MADE.items():
+            if f"{{{what}}}" in path:
+                path = path.replace(f"{{{what}}}", str(make(partition)))
+        return path
+
+    return made
+
+
+@pytest.fixture
+def plain() -> Callable[[str], str]:
+    """The address with a number in each place, for refusals that come before any row is looked for."""
+    return lambda path: re.sub(r"\{\w+\}", "1", path)
+
+
+@pytest.fixture
+def undone(db: None) -> Callable[[], AbstractContextManager[None]]:
+    """`with undone():` what is written inside is taken back, so that one partition serves many calls."""
+
+    @contextmanager
+    def undone() -> Iterator[None]:
+        with transaction.atomic():
+            yield
+            transaction.set_rollback(True)
+
+    return undone
+
+
+def _key(partition: Partition) -> int:
+    return tenancy.issue_key(Tenant.objects.get(name="acme"), "spare", SYSTEM).key.pk
+
+
+def _proposal(partition: Partition) -> int:
+    later = timezone.now() + timedelta(minutes=5)
+    return services.propose(partition, 3, PLANNER, "more prompts", later).pk
+
+
+def _order(partition: Partition) -> int:
+    """A switch that is done."""
+    services.approve(services.Proposal.objects.get(pk=_proposal(partition)), SYSTEM)
+    order, now = SwitchOrder.objects.get(), timezone.now().timestamp()
+    for _ in range(3):
+        orders.advance(order.pk, now, Tick())
+        for step in order.steps.all():
+            orders.advance(
+                order.pk, now, StatusReported(step.node, step.to_phase, step.to_phase, "ready", step.generation)
+            )
+    return order.pk
+
+
+def _version(partition: Partition) -> int:
+    found = latest(partition)
+    assert found is not None
+    return found.version
+
+
+_MADE = {"key": _key, "proposal": _proposal, "order": _order, "version": _version}
+
+
+class Rest:
+    """Calls as the holder of a role, by session (`role=""`: nobody) or by `key`."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.users = {role: make_user(role, role) for role in ("viewer", "operator", "administrator", "tenant")}
+
+    def log_in(self, role: str) -> None:
+        """Anew at each call, so that it also holds after `undone`."""
+        if role:
+            self.client.force_login(self.users[role])
+        else:
+            self.client.logout()
+
+    def answer(
+        self, method: str, path: str, body: Any = None, role: str = "administrator", key: str = "", **headers: str
+    ) -> HttpResponse:
+        """`headers` are written with `_` for `-`; a body that is text is sent as it is."""
+        self.log_in("" if key else role)
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key:
+            sent["Authorization"] = f"Bearer {key}"
+        arguments: dict[str, Any] = {}
+        if body is not None:
+            data = body if isinstance(body, str | bytes) else json.dumps(body)
+            arguments = {"data": data, "content_type": "application/json"}
+        return self.client.generic(method.upper(), f"/api/v1{path}", headers=sent, **arguments)
+
+    def __call__(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
+        """Status and body, read as JSON."""
+        answer = self.answer(method, path, body, **more)
+        return answer.status_code, json.loads(answer.content) if answer.content else None
+
+
+@pytest.fixture
+def rest(client: Client, partition: Partition) -> Rest:
+    client.raise_request_exception = False
+    return Rest(client)
+
+
+def is_problem(answer: HttpResponse) -> bool:
+    """Whether an error is told as RFC 9457 says, with all of the product's own members."""
+    body = json.loads(answer.content)
+    members = {"type", "title", "status", "detail", "code", "instance", "request_id", "errors"}
+    return (
+        answer["Content-Type"] == "application/problem+json"
+        and body.keys() == members
+        and body["status"] == answer.status_code
+        and body["type"] == f"urn:switchyard:problem:{body['code']}"
+        and bool(body["detail"])
+    )

@@ -1,0 +1,235 @@
+"""Every operation of the API with a call that works: who may make it, and what it answers.
+
+`{key}`, `{proposal}`, `{order}` and `{version}` in an address stand for rows that `tests/api/conftest.py` makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LATER = "2099-01-01T00:00:00Z"
+WHY = {"reason": "a test"}
+LOWER = {"viewer": "tenant", "operator": "viewer", "administrator": "operator"}
+GATEWAY = "/partitions/gb300"
+SPLIT = "/split/gb300"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`name` is the operation's id in the OpenAPI document; `role` the lowest that may call it."""
+
+    name: str
+    method: str
+    path: str
+    role: str
+    body: Any = None
+    status: int = 200
+    unknown: tuple[str, ...] = field(default=())
+    """The same address with a name that does not exist."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _read(name: str, path: str, *unknown: str) -> Operation:
+    return Operation(name, "get", path, "viewer", unknown=unknown)
+
+
+OPERATIONS = [
+    Operation("who_am_i", "get", "/me", ""),
+    # tenancy
+    _read("list_tenants", "/tenants"),
+    Operation("create_tenant", "post", "/tenants", "administrator", {"name": "umbrella"}, 201),
+    _read("get_tenant", "/tenants/acme", "/tenants/nobody"),
+    Operation("edit_tenant", "patch", "/tenants/acme", "operator", {"weight": 2}, unknown=("/tenants/nobody",)),
+    Operation("pause_tenant", "post", "/tenants/acme/pause", "operator", WHY, unknown=("/tenants/nobody/pause",)),
+    Operation("resume_tenant", "post", "/tenants/acme/resume", "operator", WHY, unknown=("/tenants/nobody/resume",)),
+    _read("list_keys", "/tenants/acme/keys", "/tenants/nobody/keys"),
+    Operation(
+        "issue_key",
+        "post",
+        "/tenants/acme/keys",
+        "administrator",
+        {"name": "new"},
+        201,
+        ("/tenants/nobody/keys",),
+    ),
+    Operation("rotate_key", "post", "/keys/{key}/rotate", "administrator", WHY, 201, ("/keys/999999999/rotate",)),
+    Operation("revoke_key", "post", "/keys/{key}/revoke", "administrator", WHY, 200, ("/keys/999999999/revoke",)),
+    # topology
+    _read("list_clusters", "/clusters"),
+    _read("get_cluster", "/clusters/gb300", "/clusters/nowhere"),
+    _read("list_partitions", "/partitions"),
+    _read("get_partition", "/partitions/gb300", "/partitions/nowhere"),
+    Operation(
+        "edit_partition",
+        "patch",
+        "/partitions/gb300",
+        "administrator",
+        {"routing_policy": "sticky"},
+        unknown=("/partitions/nowhere",),
+    ),
+    _read("list_nodes", f"{GATEWAY}/nodes", "/partitions/nowhere/nodes"),
+    _read("get_node", "/nodes/gb300-1", "/nodes/nowhere"),
+    Operation("edit_node", "patch", "/nodes/gb300-1", "operator", {"decode_limit": 7}, unknown=("/nodes/nowhere",)),
+    Operation("drain_node", "post", "/nodes/gb300-1/drain", "operator", WHY, unknown=("/nodes/nowhere/drain",)),
+    Operation("undrain_node", "post", "/nodes/gb300-1/undrain", "operator", WHY, unknown=("/nodes/nowhere/undrain",)),
+    _read("list_configurations", f"{GATEWAY}/configurations", "/partitions/nowhere/configurations"),
+    _read(
+        "get_configuration",
+        f"{GATEWAY}/configurations/{{version}}",
+        f"{GATEWAY}/configurations/999999",
+        "/partitions/nowhere/configurations/1",
+    ),
+    # flow control
+    _read("get_queues", f"{GATEWAY}/queues", "/partitions/nowhere/queues"),
+    _read("list_bands", f"{GATEWAY}/bands", "/partitions/nowhere/bands"),
+    Operation(
+        "create_band",
+        "post",
+        f"{GATEWAY}/bands",
+        "operator",
+        {"name": "bulk", "priority": -5},
+        201,
+        ("/partitions/nowhere/bands",),
+    ),
+    Operation(
+        "set_priorities",
+        "put",
+        f"{GATEWAY}/band-priorities",
+        "operator",
+        {"priorities": {"premium": 0, "standard": 100}},
+        unknown=("/partitions/nowhere/band-priorities",),
+    ),
+    _read("get_band", f"{GATEWAY}/bands/premium", f"{GATEWAY}/bands/nope", "/partitions/nowhere/bands/premium"),
+    Operation(
+        "edit_band",
+        "patch",
+        f"{GATEWAY}/bands/premium",
+        "operator",
+        {"priority": 7},
+        unknown=(f"{GATEWAY}/bands/nope", "/partitions/nowhere/bands/premium"),
+    ),
+    Operation(
+        "delete_band", "delete", f"{GATEWAY}/bands/spare", "operator", None, 204, unknown=(f"{GATEWAY}/bands/nope",)
+    ),
+    _read("list_objectives", f"{GATEWAY}/objectives", "/partitions/nowhere/objectives"),
+    Operation(
+        "create_objective",
+        "post",
+        f"{GATEWAY}/objectives",
+        "operator",
+        {"name": "chat", "band": "premium", "slo_ttft_s": 2},
+        201,
+        ("/partitions/nowhere/objectives",),
+    ),
+    _read("get_objective", f"{GATEWAY}/objectives/premium", f"{GATEWAY}/objectives/nope"),
+    Operation(
+        "edit_objective",
+        "patch",
+        f"{GATEWAY}/objectives/premium",
+        "operator",
+        {"ttl_s": 5},
+        unknown=(f"{GATEWAY}/objectives/nope",),
+    ),
+    Operation(
+        "delete_objective",
+        "delete",
+        f"{GATEWAY}/objectives/premium",
+        "operator",
+        None,
+        204,
+        (f"{GATEWAY}/objectives/nope",),
+    ),
+    _read("get_flow_settings", f"{GATEWAY}/flow-settings", "/partitions/nowhere/flow-settings"),
+    Operation(
+        "edit_flow_settings",
+        "patch",
+        f"{GATEWAY}/flow-settings",
+        "operator",
+        {"prefill": {"limit_per_node": 9}},
+        unknown=("/partitions/nowhere/flow-settings",),
+    ),
+    # telemetry
+    _read("get_live", f"{GATEWAY}/live", "/partitions/nowhere/live"),
+    _read("list_requests", f"{GATEWAY}/requests", "/partitions/nowhere/requests"),
+    _read("get_request", f"{GATEWAY}/requests/r-1", f"{GATEWAY}/requests/r-999", "/partitions/nowhere/requests/r-1"),
+    # split
+    _read("get_split", SPLIT, "/split/nowhere"),
+    Operation(
+        "force_split",
+        "put",
+        f"{SPLIT}/force",
+        "administrator",
+        {"prefill_nodes": 1, **WHY},
+        unknown=("/split/nowhere/force",),
+    ),
+    Operation("clear_force", "delete", f"{SPLIT}/force", "administrator", unknown=("/split/nowhere/force",)),
+    Operation(
+        "force_node",
+        "put",
+        "/nodes/gb300-2/phase",
+        "administrator",
+        {"phase": "decode", **WHY},
+        unknown=("/nodes/nowhere/phase",),
+    ),
+    Operation("freeze_split", "put", f"{SPLIT}/freeze", "administrator", WHY, unknown=("/split/nowhere/freeze",)),
+    Operation("unfreeze_split", "delete", f"{SPLIT}/freeze", "administrator", unknown=("/split/nowhere/freeze",)),
+    Operation(
+        "set_mode",
+        "put",
+        f"{SPLIT}/mode",
+        "administrator",
+        {"mode": "advisory"},
+        unknown=("/split/nowhere/mode",),
+    ),
+    Operation(
+        "edit_policy",
+        "patch",
+        f"{SPLIT}/policy",
+        "administrator",
+        {"cooldown_s": 5},
+        unknown=("/split/nowhere/policy",),
+    ),
+    _read("list_proposals", f"{SPLIT}/proposals", "/split/nowhere/proposals"),
+    Operation(
+        "propose_split",
+        "post",
+        f"{SPLIT}/proposals",
+        "operator",
+        {"prefill_nodes": 1, "expires_at": LATER, **WHY},
+        201,
+        ("/split/nowhere/proposals",),
+    ),
+    Operation(
+        "approve_proposal",
+        "post",
+        f"{SPLIT}/proposals/{{proposal}}/approve",
+        "operator",
+        WHY,
+        unknown=(f"{SPLIT}/proposals/999999/approve", "/split/nowhere/proposals/1/approve"),
+    ),
+    Operation(
+        "reject_proposal",
+        "post",
+        f"{SPLIT}/proposals/{{proposal}}/reject",
+        "operator",
+        WHY,
+        unknown=(f"{SPLIT}/proposals/999999/reject",),
+    ),
+    _read("list_decisions", f"{SPLIT}/decisions", "/split/nowhere/decisions"),
+    _read("list_orders", f"{SPLIT}/orders", "/split/nowhere/orders"),
+    _read("get_order", f"{SPLIT}/orders/{{order}}", f"{SPLIT}/orders/999999"),
+    Operation(
+        "roll_back_order",
+        "post",
+        f"{SPLIT}/orders/{{order}}/rollback",
+        "operator",
+        WHY,
+        unknown=(f"{SPLIT}/orders/999999/rollback",),
+    ),
+]
+BY_NAME = {operation.name: operation for operation in OPERATIONS}
+# What a tenant user may read of the own tenant, so that "viewer" is not the lowest role.
+OPEN_TO_TENANT_USERS = {"list_tenants", "get_tenant", "list_keys", "list_requests", "get_request"}
