@@ -19,29 +19,16 @@ import structlog
 
 from workers.agent.process import AgentProcess
 from workers.agent.spec import AgentSpec, SpecError, load_spec
+from workers.logs import configure_logging
 
 logger = structlog.get_logger("switchyard.agent")
-
-
-def _configure_logging() -> None:
-    """One line an entry; tracebacks without local variables, which may hold prompts or the token."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.agent", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="start file (JSON, docs/interfaces.md section 7)")
     arguments = parser.parse_args()
-    _configure_logging()
+    configure_logging()
     try:
         spec = load_spec(arguments.spec)
         token = os.environ.get(spec.token_env, "")

@@ -205,6 +205,8 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         raise EngineError(400, "bad-field", match["expected"], match["field"]) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineError(400, "bad-json", f"expected a JSON object: {error}") from None
+    except RecursionError:
+        raise EngineError(400, "bad-json", "expected a JSON object that is not nested so deeply") from None
 
 
 def encode_prefill_result(result: PrefillResult) -> dict[str, Any]:

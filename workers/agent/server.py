@@ -89,6 +89,8 @@ async def _errors(
     except web.HTTPException as error:
         code = {404: "not-found", 405: "method-not-allowed"}.get(error.status, "bad-request")
         return _error(error.status, code, error.reason)
+    except web.RequestPayloadError:
+        return _error(400, "unreadable-body", "expected a body that fits its Content-Encoding and Transfer-Encoding")
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:

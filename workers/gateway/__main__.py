@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
 from pathlib import Path
 
-import structlog
 import uvloop
 from aiohttp import web
 
 from workers.gateway.gateway import Gateway
 from workers.gateway.http_api import build_app
+from workers.logs import configure_logging
 
 
 def _arguments() -> argparse.Namespace:
@@ -54,8 +53,7 @@ async def _run(arguments: argparse.Namespace, token: str, redis_url: str) -> Non
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
+    configure_logging()
     arguments = _arguments()
     token = os.environ.get("SWITCHYARD_AGENT_TOKEN", "")
     if not token:

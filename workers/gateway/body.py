@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from workers.gateway.errors import ApiError, bad_field
+from workers.gateway.signals import MAX_NAME_LENGTH
 
 MAX_STOPS = 4
 DEFAULT_COMPLETION_TOKENS = 16
@@ -46,6 +47,8 @@ def decode_json(raw: bytes) -> dict[str, Any]:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ApiError(400, "The body is not valid JSON.", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
     if not isinstance(body, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     return body
@@ -177,9 +180,12 @@ def _include_usage(body: dict[str, Any], stream: bool) -> bool:
 
 
 def _sampling(body: dict[str, Any]) -> dict[str, Any]:
+    top_p = _number(body, "top_p", 1.0, 0.0, 1.0)
+    if top_p == 0:
+        raise bad_field("top_p", "'top_p' must be more than 0; for the likeliest tokens set 'temperature' to 0.")
     return {
         "temperature": _number(body, "temperature", 1.0, 0.0, 2.0),
-        "top_p": _number(body, "top_p", 1.0, 0.0, 1.0),
+        "top_p": top_p,
         "top_k": _integer(body, "top_k", 0, 0, 1_000_000),
         "min_p": _number(body, "min_p", 0.0, 0.0, 1.0),
         "seed": _integer(body, "seed", None, -(2**63), 2**63 - 1),
@@ -193,8 +199,8 @@ def _stop_token_ids(body: dict[str, Any]) -> list[int]:
     ids = body.get("stop_token_ids")
     if ids is None:
         return []
-    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-        raise bad_field("stop_token_ids", "'stop_token_ids' must be a list of token ids.")
+    if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < 2**32 for token in ids):
+        raise bad_field("stop_token_ids", "'stop_token_ids' must be a list of token ids (0 to 4294967295).")
     return ids
 
 
@@ -228,6 +234,11 @@ def _flag(body: dict[str, Any], name: str, path: str | None = None) -> bool:
 def _session_id(body: dict[str, Any]) -> str | None:
     """A branch id in the body: `metadata.session_id`, else `user`."""
     metadata = body.get("metadata")
-    found = metadata.get("session_id") if isinstance(metadata, dict) else None
-    found = found if found is not None else body.get("user")
-    return found if isinstance(found, str) and found else None
+    found, path = (metadata.get("session_id") if isinstance(metadata, dict) else None), "metadata.session_id"
+    if found is None:
+        found, path = body.get("user"), "user"
+    if not isinstance(found, str) or not found:
+        return None
+    if len(found) > MAX_NAME_LENGTH or not found.isprintable():
+        raise bad_field(path, f"'{path}' must be printable text of at most {MAX_NAME_LENGTH} characters.")
+    return found

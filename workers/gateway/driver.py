@@ -52,7 +52,10 @@ class YardDriver:
         """Hands one event to the yard and does what it asks for. Raises ConfigError for a configuration it refuses."""
         now = self.clock()
         for command in self.yard.handle(now, event):
-            self._carry_out(command)
+            try:
+                self._carry_out(command)
+            except Exception:  # the commands after it hold other requests' places
+                logger.exception("a command failed", command=type(command).__name__)
         self._arm(now)
 
     def close(self) -> None:

@@ -67,6 +67,9 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status, "bad_request")
         text = f"{request.method} {request.path}: {error.reason}."
         return ApiError(error.status, text, code=code).response(request[REQUEST_ID])
+    except web.RequestPayloadError:
+        text = "The body cannot be read: it does not fit its Content-Encoding or Transfer-Encoding."
+        return ApiError(400, text, code="unreadable_body").response(request[REQUEST_ID])
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:

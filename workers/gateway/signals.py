@@ -20,7 +20,7 @@ PARENT_HEADERS = ("x-switchyard-parent", "x-dynamo-parent-session-id")
 END_HEADERS = ("x-switchyard-branch-end", "x-dynamo-session-final")
 RELATIONS: Mapping[str, Relation] = {"fork": "fork", "subagent": "subagent"}
 MAX_NAME_LENGTH = 200
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
@@ -47,7 +47,7 @@ def authenticate(config: PartitionConfig, headers: Mapping[str, str], now: float
     secret = secret.strip()
     if scheme.lower() != "bearer" or not secret:
         raise _unauthorized("You did not provide an API key: send it as 'Authorization: Bearer <key>'.")
-    key = config.keys_by_sha256.get(hashlib.sha256(secret.encode()).hexdigest())
+    key = config.keys_by_sha256.get(hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest())
     if key is None:
         raise _unauthorized("Incorrect API key provided.")
     if key.expires_at is not None and key.expires_at <= now:
@@ -132,6 +132,8 @@ def _named(header: str, value: str | None) -> str | None:
     value = (value or "").strip()
     if len(value) > MAX_NAME_LENGTH:
         raise _bad_header(header, f"it must be at most {MAX_NAME_LENGTH} characters long")
+    if not value.isprintable():  # also what is not UTF-8: it could be neither stored nor shown
+        raise _bad_header(header, "it must be printable UTF-8 text")
     return value or None
 
 
