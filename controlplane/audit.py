@@ -16,6 +16,7 @@ from django.db.models import Model
 from controlplane.actors import Actor
 from controlplane.errors import InvalidField
 from controlplane.permissions import require
+from controlplane.validators import storable
 
 MAX_REASON_CHARS = 500
 ModelType = TypeVar("ModelType", bound=type[Model])
@@ -45,6 +46,8 @@ def change(actor: Actor, reason: str, *, role: str | None = None, needs_reason: 
         raise InvalidField("reason", "say why; this needs a reason")
     if len(reason) > MAX_REASON_CHARS:
         raise InvalidField("reason", f"at most {MAX_REASON_CHARS} characters")
+    if not storable(reason):
+        raise InvalidField("reason", "expected text without NUL characters")
     context = {"actor": actor.name, "actor_kind": actor.kind, "reason": reason, "request_id": actor.request_id}
     with pghistory.context(**context), transaction.atomic():
         yield

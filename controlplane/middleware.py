@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Callable
 
-from django.http import HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponseBase, HttpResponseNotFound
 
 REST_PREFIX = "/api/v1/"
 _ACCEPTABLE = re.compile(r"[A-Za-z0-9._:-]{1,80}")
@@ -33,7 +33,7 @@ class RestProblemMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        response = self.get_response(request)
+        response = self._answer(request)
         if (
             response.status_code < 400
             or not request.path.startswith(REST_PREFIX)
@@ -57,3 +57,11 @@ class RestProblemMiddleware:
         if response.has_header("Allow"):
             answer["Allow"] = response["Allow"]
         return answer
+
+    def _answer(self, request: HttpRequest) -> HttpResponseBase:
+        """No name holds a NUL character, and PostgreSQL would refuse to look for one."""
+        if "\x00" not in request.path:
+            return self.get_response(request)
+        if request.path.startswith(REST_PREFIX):
+            return HttpResponseNotFound()
+        raise Http404

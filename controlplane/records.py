@@ -18,6 +18,10 @@ def apply(row: Row, changes: dict[str, Any], editable: Collection[str]) -> bool:
     for name in changes:
         if name not in editable:
             raise InvalidField(name, f"cannot be edited here; expected one of {', '.join(sorted(editable))}")
+    for name, value in changes.items():
+        # Where blank is allowed, Django's own validation lets null pass, and the database would refuse it.
+        if value is None and not row._meta.get_field(name).null:
+            raise InvalidField(name, "expected a value, not null")
     columns = [row._meta.get_field(name).attname for name in changes]  # type: ignore[union-attr]
     before = [getattr(row, column) for column in columns]
     for name, value in changes.items():

@@ -53,6 +53,15 @@ class JsonFields:
         return hash(tuple(self.fields.items()))
 
 
+def storable(value: Any) -> bool:
+    """Whether PostgreSQL can hold every text within `value`: neither NUL characters nor halves of surrogate pairs."""
+    if isinstance(value, str):
+        return not any(char == "\x00" or "\ud800" <= char <= "\udfff" for char in value)
+    if isinstance(value, dict):
+        return all(storable(name) and storable(inner) for name, inner in value.items())
+    return all(storable(inner) for inner in value) if isinstance(value, list | tuple) else True
+
+
 def http_url(value: str) -> None:
     """An http or https address. Host names without a dot are fine: containers and clusters use them."""
     try:

@@ -60,6 +60,8 @@ def live_snapshot(partition: Partition) -> dict[str, Any]:
         snapshot = redis_client.read_json(redis_client.live_key(partition.name))
     except (redis.RedisError, OSError) as error:
         raise Unavailable("Redis does not answer, so there are no live numbers", "redis-away") from error
+    except ValueError as error:
+        raise Unavailable(f"the live snapshot of {partition.name} cannot be read", "no-live-snapshot") from error
     if snapshot is None:
         raise Unavailable(f"the gateway of {partition.name} has sent no snapshot for ten seconds", "no-live-snapshot")
     return snapshot

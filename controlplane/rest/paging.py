@@ -17,6 +17,8 @@ from ninja import Schema
 from pydantic import Field
 
 from controlplane.errors import InvalidField
+from controlplane.rest.schemas import Storable
+from controlplane.validators import storable
 
 Item = TypeVar("Item")
 Row = TypeVar("Row", bound=Model)
@@ -29,7 +31,7 @@ class Page(Schema, Generic[Item]):
     next_cursor: str | None = None
 
 
-class PageQuery(Schema):
+class PageQuery(Storable):
     limit: int = Field(50, ge=1, le=500)
     cursor: str | None = Field(None, max_length=500)
 
@@ -41,7 +43,7 @@ def page(rows: QuerySet[Row], query: PageQuery, *order: str) -> dict[str, Any]:
         try:
             rows = rows.filter(_after(order, _decode(query.cursor, len(order))))
             found = list(rows[: query.limit + 1])
-        except (ValueError, TypeError, ValidationError):
+        except (ValueError, TypeError, OverflowError, ValidationError):
             raise InvalidField("cursor", "a cursor that an earlier page of this list gave") from None
     else:
         found = list(rows[: query.limit + 1])
@@ -71,7 +73,7 @@ def _decode(cursor: str, length: int) -> list[Any]:
         or not all(isinstance(v, str | int | float) for v in values)
     ):
         raise ValueError("not a cursor")
-    if any(isinstance(v, str) and "\x00" in v for v in values):
+    if not storable(values):
         raise ValueError("not a cursor")
     return values
 

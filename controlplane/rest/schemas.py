@@ -5,14 +5,26 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from ninja import Schema
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from controlplane.audit import MAX_REASON_CHARS
+from controlplane.validators import storable
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Body(Schema):
+class Storable(Schema):
+    """What comes from outside: texts the database cannot hold are refused, by the field's name."""
+
+    @field_validator("*")
+    @classmethod
+    def _texts_can_be_stored(cls, value: Any) -> Any:
+        if not storable(value):
+            raise ValueError("holds a character that cannot be stored (NUL or half of a surrogate pair)")
+        return value
+
+
+class Body(Storable):
     model_config = ConfigDict(extra="forbid")
 
 
