@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.db import transaction
@@ -15,12 +16,14 @@ from apps.telemetry.selectors import live_snapshot
 from apps.topology.models import Partition
 from apps.topology.selectors import partition_named
 from controlplane import records
+from controlplane.errors import InvalidField
 from controlplane.permissions import require
 from controlplane.rest.etags import check_if_match, tagged
 from controlplane.rest.paging import Page, PageQuery, page
 from controlplane.rest.schemas import Body, Edit, Finite, Reason
 
 router = Router(tags=["flow control"])
+_STAGE_COLUMN = re.compile(r"^(prefill|decode)_")
 
 
 class BandOut(Schema):
@@ -263,5 +266,8 @@ def edit_flow_settings(request: HttpRequest, response: HttpResponse, partition: 
     with transaction.atomic():
         owner = records.locked(partition_named(partition))
         check_if_match(request, _flow_out(selectors.flow_settings_of(owner)))
-        settings = services.update_flow_settings(owner, actor, payload.reason, **payload.changes())
+        try:
+            settings = services.update_flow_settings(owner, actor, payload.reason, **payload.changes())
+        except InvalidField as error:
+            raise InvalidField(_STAGE_COLUMN.sub(r"\1.", error.field), error.expected) from None
     return tagged(response, _flow_out(settings))

@@ -8,6 +8,8 @@ from typing import Any
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Field, Query, Router, Schema
+from pydantic import AwareDatetime
+from pydantic import AwareDatetime
 
 from apps.tenancy import selectors, services
 from apps.tenancy.choices import KeyRole
@@ -84,7 +86,7 @@ class KeyIn(Reason):
     role: KeyRole = KeyRole.INFERENCE
     trusted: bool = False
     objectives: list[str] = ["*"]
-    expires_at: datetime | None = None
+    expires_at: AwareDatetime | None = None
 
 
 @router.get("/me", response=WhoOut)
