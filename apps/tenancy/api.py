@@ -9,7 +9,6 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Field, Query, Router, Schema
 from pydantic import AwareDatetime
-from pydantic import AwareDatetime
 
 from apps.tenancy import selectors, services
 from apps.tenancy.choices import KeyRole
