@@ -34,21 +34,22 @@ class SwitchyardAPI(NinjaAPI):
         schemas["Problem"] = described
         for operations in schema["paths"].values():
             for method, operation in operations.items():
-                _add_shared(method, operation)
+                _add_shared(method, operation, tagged="get" in operations)
         return schema
 
     def get_openapi_operation_id(self, operation: Any) -> str:
         return str(operation.view_func.__name__)
 
 
-def _add_shared(method: str, operation: dict[str, Any]) -> None:
+def _add_shared(method: str, operation: dict[str, Any], tagged: bool) -> None:
+    """`tagged`: the same address can be read, and gives the ETag that an edit may name."""
     problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
     answers = {str(status): answer for status, answer in operation["responses"].items()}
     operation["responses"] = answers | {
         "default": {"description": "Problem", "content": {problems.MEDIA_TYPE: problem}}
     }
     header = {"patch": "If-Match", "delete": "If-Match", "post": "Idempotency-Key"}.get(method)
-    if header:
+    if header and (tagged or method == "post"):
         parameter = {"in": "header", "name": header, "required": False, "schema": {"type": "string"}}
         operation.setdefault("parameters", []).append(parameter)
 

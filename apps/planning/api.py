@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.http import HttpRequest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Query, Router, Schema
 from pydantic import AwareDatetime, Field
@@ -16,9 +17,11 @@ from apps.planning.models import Decision, PlannerPolicy, Proposal, SwitchOrder
 from apps.topology.choices import NodeState, Phase
 from apps.topology.models import Partition
 from apps.topology.selectors import node_named, partition_named
+from controlplane import records
 from controlplane.audit import MAX_REASON_CHARS
 from controlplane.errors import InvalidField
 from controlplane.permissions import require
+from controlplane.rest.etags import check_if_match, tagged
 from controlplane.rest.paging import Page, PageQuery, page
 from controlplane.rest.schemas import Body, Edit, Finite, Reason
 
@@ -314,11 +317,22 @@ def set_mode(request: HttpRequest, partition: str, payload: ModeIn) -> Any:
     return _policy(services.set_mode(partition_named(partition), payload.mode, actor, payload.reason))
 
 
+@router.get("/split/{partition}/policy", response=PolicyOut)
+def get_policy(request: HttpRequest, response: HttpResponse, partition: str) -> Any:
+    """Who decides, and by which limits."""
+    require(request, "viewer")
+    return tagged(response, PolicyOut(**_policy(selectors.policy_of(partition_named(partition)))))
+
+
 @router.patch("/split/{partition}/policy", response=PolicyOut)
-def edit_policy(request: HttpRequest, partition: str, payload: PolicyEdit) -> Any:
+def edit_policy(request: HttpRequest, response: HttpResponse, partition: str, payload: PolicyEdit) -> Any:
     """Windows, cooldown, deadlines, SLO, approvals."""
     actor = require(request, "administrator")
-    return _policy(services.update_policy(partition_named(partition), actor, payload.reason, **payload.changes()))
+    with transaction.atomic():
+        row = records.locked(partition_named(partition))
+        check_if_match(request, PolicyOut(**_policy(selectors.policy_of(row))))
+        policy = services.update_policy(row, actor, payload.reason, **payload.changes())
+    return tagged(response, PolicyOut(**_policy(policy)))
 
 
 def _policy(policy: PlannerPolicy) -> dict[str, Any]:

@@ -60,8 +60,16 @@ def live_snapshot(partition: Partition) -> dict[str, Any]:
         snapshot = redis_client.read_json(redis_client.live_key(partition.name))
     except (redis.RedisError, OSError) as error:
         raise Unavailable("Redis does not answer, so there are no live numbers", "redis-away") from error
-    except ValueError as error:
-        raise Unavailable(f"the live snapshot of {partition.name} cannot be read", "no-live-snapshot") from error
+    except ValueError:
+        snapshot = {}
     if snapshot is None:
         raise Unavailable(f"the gateway of {partition.name} has sent no snapshot for ten seconds", "no-live-snapshot")
+    if not _readable(snapshot):
+        raise Unavailable(f"the live snapshot of {partition.name} cannot be read", "no-live-snapshot")
     return snapshot
+
+
+def _readable(snapshot: Any) -> bool:
+    """Whether it has the members that everybody reads, in their types."""
+    types = {"partition": str, "t": int | float, "bands": list, "stages": dict}
+    return isinstance(snapshot, dict) and all(isinstance(snapshot.get(name), kind) for name, kind in types.items())

@@ -16,7 +16,7 @@ from controlplane import records
 from controlplane.permissions import require
 from controlplane.rest.etags import check_if_match, tagged
 from controlplane.rest.paging import Page, PageQuery, page
-from controlplane.rest.schemas import Edit, Finite, Reason
+from controlplane.rest.schemas import Body, Edit, Finite, Reason
 
 router = Router(tags=["topology"])
 
@@ -46,7 +46,7 @@ class PartitionOut(Schema):
         return str(partition.cluster)
 
 
-class LeaseIn(Schema):
+class LeaseIn(Body):
     multiple: Finite
     ceiling_s: Finite
     floor_s: Finite

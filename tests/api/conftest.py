@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import redis
 from django.db import transaction
-from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
 
@@ -135,7 +134,7 @@ class Rest:
 
     def answer(
         self, method: str, path: str, body: Any = None, role: str = "administrator", key: str = "", **headers: str
-    ) -> HttpResponse:
+    ) -> Any:
         """`headers` are written with `_` for `-`; a body that is text is sent as it is."""
         self.log_in("" if key else role)
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -159,7 +158,7 @@ def rest(client: Client, partition: Partition) -> Rest:
     return Rest(client)
 
 
-def is_problem(answer: HttpResponse) -> bool:
+def is_problem(answer: Any) -> bool:
     """Whether an error is told as RFC 9457 says, with all of the product's own members."""
     body = json.loads(answer.content)
     members = {"type", "title", "status", "detail", "code", "instance", "request_id", "errors"}

@@ -184,6 +184,7 @@ OPERATIONS = [
         {"mode": "advisory"},
         unknown=("/split/nowhere/mode",),
     ),
+    _read("get_policy", f"{SPLIT}/policy", "/split/nowhere/policy"),
     Operation(
         "edit_policy",
         "patch",
