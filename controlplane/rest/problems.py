@@ -7,7 +7,7 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
@@ -105,6 +105,10 @@ def install(api: NinjaAPI) -> None:
     @api.exception_handler(RequestDataTooBig)
     def _too_big(request: HttpRequest, error: Any) -> HttpResponse:
         return problem(request, 413, "body-too-large", "the request body is larger than this API accepts")
+
+    @api.exception_handler(SuspiciousOperation)
+    def _suspicious(request: HttpRequest, error: Any) -> HttpResponse:
+        return problem(request, 400, "bad-request", str(error) or "the request could not be read")
 
     @api.exception_handler(Exception)
     def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:

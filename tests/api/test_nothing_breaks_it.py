@@ -164,6 +164,11 @@ def test_what_cannot_be_stored_is_refused_by_the_name_of_its_field(rest, method,
     assert (status, problem["code"], problem["errors"][0]["field"]) == (422, "invalid-field", field)
 
 
+def test_too_many_parameters_are_refused(rest):
+    status, problem = rest("get", "/partitions/gb300/requests?" + "a=1&" * 2000)
+    assert (status, problem["code"]) == (400, "bad-request")
+
+
 def test_an_address_with_a_nul_character_is_not_found(rest):
     assert rest("get", "/nodes/a%00b")[1]["code"] == "not-found"
     assert rest.client.get("/nodes/a%00b").status_code == 404
