@@ -1,4 +1,4 @@
-"""Run a command as somebody other than root, since PostgreSQL refuses to run as root.
+"""Run a command as an ordinary, named user: PostgreSQL refuses to run as root or as a user id without a name.
 
 First choice: a user namespace in which root's own files belong to an ordinary user, so nothing changes owner and no folder
 has to be opened up. Where the kernel or a container forbids that: the system's `nobody`. As a normal user: nothing to do.
@@ -23,7 +23,6 @@ Mode = Literal["plain", "namespace", "nobody"]
 
 _CLONE_NEWUSER = 0x10000000
 _PR_SET_PDEATHSIG = 1
-_INSIDE_ID = 1000
 
 
 def die_with_parent(signal_number: int = signal.SIGTERM) -> None:
@@ -34,11 +33,12 @@ def die_with_parent(signal_number: int = signal.SIGTERM) -> None:
 
 def _enter_namespace() -> None:
     outside_uid, outside_gid = os.geteuid(), os.getegid()
+    inside = pwd.getpwnam("nobody")
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER) != 0:
         raise PermissionError(ctypes.get_errno(), "a user namespace cannot be created here")
     Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{_INSIDE_ID} {outside_uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{_INSIDE_ID} {outside_gid} 1")
+    Path("/proc/self/uid_map").write_text(f"{inside.pw_uid} {outside_uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{inside.pw_gid} {outside_gid} 1")
 
 
 def _become_nobody() -> None:
@@ -50,11 +50,21 @@ def _become_nobody() -> None:
 
 @cache
 def mode() -> Mode:
-    """How this process's children get rid of root here."""
-    if os.geteuid() != 0:
+    """How this process's children become an ordinary user here."""
+    if os.geteuid() != 0 and _has_a_name(os.geteuid()):
         return "plain"
     probe = subprocess.run(wrap(["true"], "namespace"), capture_output=True, check=False)
-    return "namespace" if probe.returncode == 0 else "nobody"
+    if probe.returncode == 0:
+        return "namespace"
+    return "nobody" if os.geteuid() == 0 else "plain"
+
+
+def _has_a_name(user_id: int) -> bool:
+    try:
+        pwd.getpwuid(user_id)
+    except KeyError:
+        return False
+    return True
 
 
 def wrap(command: list[str], how: Mode, dies_by: int = signal.SIGTERM) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import psycopg
@@ -62,3 +63,20 @@ def test_secrets_and_sockets_are_closed_to_others(services: EmbeddedServices, tm
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to drop")
 def test_root_is_left_behind() -> None:
     assert unprivileged.mode() in {"namespace", "nobody"}
+
+
+def test_inside_the_namespace_the_user_has_a_name() -> None:
+    done = subprocess.run(unprivileged.wrap(["id", "-un"], "namespace"), capture_output=True, text=True, check=False)
+    if done.returncode != 0 and "namespace cannot be created" in done.stderr:
+        pytest.skip("no user namespaces here: PostgreSQL runs as nobody")
+    assert done.stdout == "nobody\n", done.stderr
+
+
+def test_a_user_id_without_a_name_also_takes_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    unprivileged.mode.cache_clear()
+    try:
+        named = unprivileged.mode() == "plain"
+    finally:
+        unprivileged.mode.cache_clear()
+    assert not named or subprocess.run(unprivileged.wrap(["true"], "namespace"), check=False).returncode != 0
