@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from django.apps import apps
 from django.contrib.auth.models import Group, User
 from django.db import transaction
 
 from apps.flowcontrol import services as flowcontrol
 from apps.flowcontrol.models import Band
+from apps.planning import services as planning
 from apps.tenancy import services as tenancy
 from apps.tenancy.models import ApiKey, Tenant
 from apps.topology import configuration
@@ -26,6 +26,7 @@ from apps.topology import services as topology
 from apps.topology.models import Cluster, Node, Partition
 from controlplane import clusters, env
 from controlplane.actors import SYSTEM
+from controlplane.errors import SwitchyardError
 from controlplane.permissions import Role
 
 ADMINISTRATOR = "admin"
@@ -36,7 +37,7 @@ _WHOLE = ("experts", "experts_per_token")
 def run(described: clusters.Clusters, ports: clusters.Ports, say: Callable[[str], None]) -> None:
     """All of it in one transaction. `say` gets each line a person must see; secrets among them, once.
 
-    Raises SwitchyardError (naming the field) when the description holds what the services refuse.
+    Raises ClustersError (naming the field) when the description holds what the services refuse.
     """
     shown: list[str] = []
     with transaction.atomic():
@@ -45,8 +46,9 @@ def run(described: clusters.Clusters, ports: clusters.Ports, say: Callable[[str]
         for cluster in described.clusters:
             _ensure_partition(described, cluster, ports)
         for tenant in described.tenants:
-            if not Tenant.objects.filter(name=tenant["name"]).exists():
-                tenancy.create_tenant(actor=SYSTEM, reason=REASON, **tenant)
+            if not Tenant.objects.filter(name=tenant.name).exists():
+                with _within(f"tenants.{tenant.name}"):
+                    tenancy.create_tenant(actor=SYSTEM, reason=REASON, **tenant.given())
         shown += _ensure_keys(described.keys)
         for cluster in described.clusters:
             _ensure_nodes(described, cluster, ports)
@@ -109,47 +111,59 @@ def _ensure_partition(described: clusters.Clusters, cluster: clusters.Cluster, p
     if partition is not None:
         topology.update_partition(partition, SYSTEM, "addresses of this run", gateway_url=gateway_url)
         return
-    owner = Cluster.objects.filter(name=cluster.name).first() or topology.create_cluster(
-        cluster.name, SYSTEM, REASON, title=cluster.title
-    )
-    partition = topology.create_partition(
-        owner,
-        cluster.name,
-        SYSTEM,
-        REASON,
-        title=cluster.title,
-        model=msgspec.to_builtins(cluster.model),
-        network=described.network(cluster),
-        gateway_url=gateway_url,
-    )
+    with _within(f"clusters.{cluster.name}"):
+        owner = Cluster.objects.filter(name=cluster.name).first() or topology.create_cluster(
+            cluster.name, SYSTEM, REASON, title=cluster.title
+        )
+        partition = topology.create_partition(
+            owner,
+            cluster.name,
+            SYSTEM,
+            REASON,
+            title=cluster.title,
+            model=msgspec.to_builtins(cluster.model),
+            network=described.network(cluster),
+            gateway_url=gateway_url,
+        )
     _describe_flow(partition, cluster)
     _describe_planner(partition, cluster)
 
 
 def _describe_flow(partition: Partition, cluster: clusters.Cluster) -> None:
+    at = f"clusters.{cluster.name}"
     bands: dict[str, Band] = {}
     for band in cluster.bands:
-        bands[band["name"]] = flowcontrol.create_band(partition, actor=SYSTEM, reason=REASON, **band)
+        with _within(f"{at}.bands.{band.name}"):
+            bands[band.name] = flowcontrol.create_band(partition, actor=SYSTEM, reason=REASON, **band.given())
     for objective in cluster.objectives:
-        fields: dict[str, Any] = {**objective, "band": bands.get(objective["band"])}
-        if fields["band"] is None:
-            raise clusters.ClustersError(
-                f"clusters.{cluster.name}.objectives.{objective['name']}.band is {objective['band']!r}; "
-                f"expected one of {', '.join(bands)}"
-            )
-        flowcontrol.create_objective(partition, actor=SYSTEM, reason=REASON, **fields)
-    flowcontrol.update_flow_settings(
-        partition,
-        SYSTEM,
-        REASON,
-        prefill_limit_per_node=cluster.limits.prefill_limit_per_node,
-        decode_limit_per_node=cluster.limits.decode_limit_per_node,
-    )
+        fields = {**objective.given(), "band": bands[objective.band]}
+        with _within(f"{at}.objectives.{objective.name}"):
+            flowcontrol.create_objective(partition, actor=SYSTEM, reason=REASON, **fields)
+    with _within(f"{at}.limits"):
+        flowcontrol.update_flow_settings(
+            partition,
+            SYSTEM,
+            REASON,
+            prefill_limit_per_node=cluster.limits.prefill_limit_per_node,
+            decode_limit_per_node=cluster.limits.decode_limit_per_node,
+        )
 
 
 def _describe_planner(partition: Partition, cluster: clusters.Cluster) -> None:
-    policy: Any = apps.get_model("planning", "PlannerPolicy")
-    policy.objects.create(partition=partition, **cluster.planner)
+    fields = cluster.planner.given()
+    mode = fields.pop("mode")
+    with _within(f"clusters.{cluster.name}.planner"):
+        planning.update_policy(partition, SYSTEM, REASON, **fields)
+        planning.set_mode(partition, mode, SYSTEM, REASON)
+
+
+@contextmanager
+def _within(place: str) -> Iterator[None]:
+    """Says where in the description a value stands that a service refuses."""
+    try:
+        yield
+    except SwitchyardError as error:
+        raise clusters.ClustersError(f"{place}: {error.message}") from error
 
 
 def _ensure_nodes(described: clusters.Clusters, cluster: clusters.Cluster, ports: clusters.Ports) -> None:
@@ -163,38 +177,40 @@ def _ensure_nodes(described: clusters.Clusters, cluster: clusters.Cluster, ports
         if name in known:
             topology.update_node(known[name], SYSTEM, "addresses of this run", url=url)
             continue
-        topology.create_node(
-            partition,
-            name,
-            SYSTEM,
-            REASON,
-            order=order,
-            engine=cluster.engine,
-            phase=phase,
-            url=url,
-            hardware_class=cluster.hardware,
-            coefficients=coefficients,
-            decode_limit=cluster.limits.max_decode_batch,
-        )
+        with _within(f"clusters.{cluster.name}.nodes.{name}"):
+            topology.create_node(
+                partition,
+                name,
+                SYSTEM,
+                REASON,
+                order=order,
+                engine=cluster.engine,
+                phase=phase,
+                url=url,
+                hardware_class=cluster.hardware,
+                coefficients=coefficients,
+                decode_limit=cluster.limits.max_decode_batch,
+            )
 
 
-def _ensure_keys(described: list[dict[str, Any]]) -> list[str]:
+def _ensure_keys(described: list[clusters.Key]) -> list[str]:
     """Issues keys that do not exist yet. Their texts are on disk before the rows are committed, so none can be lost."""
     path = keys_file()
     kept: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     shown = []
     for key in described:
-        fields = {**key, "tenant": Tenant.objects.get(name=key["tenant"])}
-        if ApiKey.objects.filter(tenant=fields["tenant"], name=key["name"]).exists():
-            if key["name"] not in kept:
+        fields = {**key.given(), "tenant": Tenant.objects.get(name=key.tenant)}
+        if ApiKey.objects.filter(tenant=fields["tenant"], name=key.name).exists():
+            if key.name not in kept:
                 shown.append(
-                    f"key {key['name']:<12} exists, but its text is not in {path.name}; rotate it to get a new one"
+                    f"key {key.name:<12} exists, but its text is not in {path.name}; rotate it to get a new one"
                 )
             continue
-        issued = tenancy.issue_key(actor=SYSTEM, reason=REASON, **fields)
-        kept[key["name"]] = issued.plain_text
-        if key["name"] != "replay":
-            shown.append(f"API key {key['name']:<8} {issued.plain_text}   (also in {path.name} of the data folder)")
+        with _within(f"keys.{key.name}"):
+            issued = tenancy.issue_key(actor=SYSTEM, reason=REASON, **fields)
+        kept[key.name] = issued.plain_text
+        if key.name != "replay":
+            shown.append(f"API key {key.name:<8} {issued.plain_text}   (also in {path.name} of the data folder)")
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
         json.dump(kept, handle, indent=1)

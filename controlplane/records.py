@@ -9,6 +9,7 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db.models import Model
 
 from controlplane.errors import Conflict, InvalidField
+from controlplane.validators import UNSTORABLE, storable
 
 Row = TypeVar("Row", bound=Model)
 
@@ -32,6 +33,9 @@ def apply(row: Row, changes: dict[str, Any], editable: Collection[str]) -> bool:
 
 def validate(row: Model) -> None:
     """`full_clean`, with the first problem as InvalidField; a name that is taken is a Conflict."""
+    for column in row._meta.concrete_fields:
+        if not storable(getattr(row, column.attname)):
+            raise InvalidField(column.name, UNSTORABLE)
     try:
         row.full_clean()
     except ValidationError as error:

@@ -53,6 +53,9 @@ class JsonFields:
         return hash(tuple(self.fields.items()))
 
 
+UNSTORABLE = "holds a character that cannot be stored (NUL or half of a surrogate pair)"
+
+
 def storable(value: Any) -> bool:
     """Whether PostgreSQL can hold every text within `value`: neither NUL characters nor halves of surrogate pairs."""
     if isinstance(value, str):

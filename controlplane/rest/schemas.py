@@ -8,7 +8,7 @@ from ninja import Schema
 from pydantic import ConfigDict, Field, field_validator
 
 from controlplane.audit import MAX_REASON_CHARS
-from controlplane.validators import storable
+from controlplane.validators import UNSTORABLE, storable
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -20,7 +20,7 @@ class Storable(Schema):
     @classmethod
     def _texts_can_be_stored(cls, value: Any) -> Any:
         if not storable(value):
-            raise ValueError("holds a character that cannot be stored (NUL or half of a surrogate pair)")
+            raise ValueError(UNSTORABLE)
         return value
 
 
