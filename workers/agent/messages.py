@@ -27,7 +27,7 @@ HASH_BYTES = 16
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Generation = Annotated[int, msgspec.Meta(ge=0)] | None
+GenerationNumber = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # what the control plane can store
 PoolName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$")]
 AgentUrl = Annotated[str, msgspec.Meta(pattern=r"^https?://\S+$", max_length=2000)]
 Body = TypeVar("Body", bound="_Body")
@@ -41,7 +41,7 @@ class SamplingBody(_Body, frozen=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 256
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = 0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1 << 40)] | None = 0
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = 0.0
     seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -97,12 +97,12 @@ class HandoffBody(_Body, frozen=True):
 class PrefillBody(_Body, frozen=True):
     request_id: RequestId
     token_ids: list[TokenId]
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
     chain_b64: str
     tail_hash_b64: str | None = None
     fetch: FetchBody | None = None
     sampling: SamplingBody = SamplingBody()
-    generation: Generation = None
+    generation: GenerationNumber | None = None
 
     def job(self, model: ModelSpec) -> PrefillJob:
         """The engine's job. Raises EngineError 400 where the fields contradict each other."""
@@ -130,12 +130,12 @@ class PrefillBody(_Body, frozen=True):
 class DecodeBody(_Body, frozen=True):
     request_id: RequestId
     token_ids: list[TokenId]
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=1)]
-    generated: Annotated[int, msgspec.Meta(ge=1)]
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+    generated: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
     root_b64: str
     handoff: HandoffBody | None = None
     sampling: SamplingBody = SamplingBody()
-    generation: Generation = None
+    generation: GenerationNumber | None = None
 
     def job(self, model: ModelSpec) -> DecodeJob:
         """The engine's job. Raises EngineError 400 where the fields contradict each other."""
@@ -169,14 +169,14 @@ class AbortBody(_Body, frozen=True):
 
 class PhaseBody(_Body, frozen=True):
     phase: Literal["prefill", "decode", "mixed"]
-    generation: Annotated[int, msgspec.Meta(ge=0)]
+    generation: GenerationNumber
     drain_deadline_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60.0
 
 
 class RefChangeBody(_Body, frozen=True):
     last_b64: str
-    blocks: Annotated[int, msgspec.Meta(ge=1)]
-    delta: int
+    blocks: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+    delta: Annotated[int, msgspec.Meta(ge=-(1 << 40), le=1 << 40)]
 
 
 class RefsBody(_Body, frozen=True):
