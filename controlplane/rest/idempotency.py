@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
 from django.db import IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -43,9 +43,10 @@ def idempotent(view: View) -> View:
             )
         try:
             actor = authenticate(request)
-        except PermissionDenied:
+            _ = request.body
+        except (PermissionDenied, RequestDataTooBig):
             actor = None
-        # The operation itself answers for a caller that is not known.
+        # The operation itself answers for a caller that is not known, and for a body that it would not read.
         return view(request, **kwargs) if actor is None else _once(view, request, kwargs, actor, key)
 
     return wrapper
