@@ -111,13 +111,22 @@ def test_a_lost_keys_file_is_said(start, data):
     assert "rotate it to get a new one" in start()
 
 
-def test_addresses_follow_the_ports_of_the_run(start, tmp_path):
+def test_addresses_follow_the_ports_of_the_run_and_nothing_else_does(start, tmp_path):
+    def rows():
+        partitions = {row["name"]: row for row in Partition.objects.values() if row.pop("gateway_url", None)}
+        nodes = {row["name"]: row for row in Node.objects.values() if row.pop("url", None)}
+        return partitions, nodes, list(Band.objects.order_by("id").values()), list(ApiKey.objects.values("sha256"))
+
     start()
+    before = rows()
     ports = tmp_path / "ports.json"
     ports.write_text('{"gateway": {"gb300": 4001}, "agent": {"gb300-1": 4002}}')
     start("--ports", str(ports))
     assert Partition.objects.get(name="gb300").gateway_url == "http://127.0.0.1:4001"
     assert ":4002/nodes/gb300-1" in Node.objects.get(name="gb300-1").url
+    assert rows() == before
+    published = configuration.latest(Partition.objects.get(name="gb300")).document
+    assert published["nodes"][0]["url"] == "http://127.0.0.1:4002/nodes/gb300-1"
 
 
 @pytest.mark.parametrize(
