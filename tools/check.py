@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-CODE = ["apps", "controlplane", "workers", "tools", "tests", "manage.py"]
-TYPED = ["apps", "controlplane", "workers", "tools"]
+CODE = ["apps", "bench", "controlplane", "workers", "tools", "tests", "manage.py"]
+TYPED = ["apps", "bench", "controlplane", "workers", "tools"]
 DEPLOYED = {
     "SWITCHYARD_TLS": "1",
     "SWITCHYARD_SECRET_KEY": "a-secret-key-for-the-deployment-check-0123456789-abcdefghij",
