@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from apps.kvcache.domain.events import LostCause, NodeMatch, RefsChanged, Tier
 from apps.kvcache.domain.hashing import HASH_BYTES
-from apps.kvcache.domain.segments import Segment, SegmentTree, common_blocks
+from apps.kvcache.domain.segments import Segment, SegmentTree, common_blocks, mirrored
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,44 @@ class Directory:
     def removed(self, node: str, tier: Tier, hashes: bytes, cause: LostCause = "evicted") -> bool:
         """`node` dropped these blocks. False when some were not known as its tails, or it kept blocks after them."""
         holder = self.holder(node, tier)
+        touched: list[Segment] = []
+        done = self._lose_tails(holder, hashes, cause, touched)
+        known = done == len(hashes) or self._lose_any_order(holder, hashes, done, cause, touched)
+        orphans = [child for segment in touched for child in segment.children.values() if holder in child.held]
+        while orphans:
+            known = False
+            orphan = orphans.pop()
+            self._lose(orphan, holder, 0, cause)
+            touched.append(orphan)
+            orphans.extend(child for child in orphan.children.values() if holder in child.held)
+        for segment in touched:
+            self.tree.settle(segment)
+        return known
+
+    def _lose_tails(self, holder: int, hashes: bytes, cause: LostCause, touched: list[Segment]) -> int:
+        """Drop what stands in eviction order (each run from its tail up), whole runs at a time; answers the bytes done."""
+        frontier = self.tree.frontier(holder)
+        at = 0
+        while at < len(hashes):
+            segment = frontier.get(hashes[at : at + HASH_BYTES])
+            if segment is None:
+                break
+            held = segment.held[holder]
+            most = min(held, (len(hashes) - at) // HASH_BYTES)
+            tail = segment.hashes[(held - most) * HASH_BYTES : held * HASH_BYTES]
+            gone = common_blocks(mirrored(tail), hashes, at // HASH_BYTES)
+            self._lose(segment, holder, held - gone, cause)
+            touched.append(segment)
+            at += gone * HASH_BYTES
+        return at
+
+    def _lose_any_order(self, holder: int, hashes: bytes, done: int, cause: LostCause, touched: list[Segment]) -> bool:
+        """Drop the blocks from byte `done` on, in whatever order; False when some are not among the holder's tails."""
         frontier = self.tree.frontier(holder)
         blocks = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
-        pending = set(blocks)
-        touched: list[Segment] = []
-        for block in blocks:
+        first = done // HASH_BYTES
+        pending = set(blocks[first:]).difference(blocks[:first])
+        for block in blocks[first:]:
             segment = frontier.get(block)
             if segment is None or block not in pending:
                 continue
@@ -143,33 +176,24 @@ class Directory:
                 held -= 1
             self._lose(segment, holder, held, cause)
             touched.append(segment)
-        orphans = [child for segment in touched for child in segment.children.values() if holder in child.held]
-        while orphans:
-            orphan = orphans.pop()
-            pending.add(orphan.block(0))
-            self._lose(orphan, holder, 0, cause)
-            touched.append(orphan)
-            orphans.extend(child for child in orphan.children.values() if holder in child.held)
-        for segment in touched:
-            self.tree.settle(segment)
         return not pending
 
     def cleared(self, node: str, cause: LostCause) -> None:
         """`node` holds nothing any more, in any tier."""
         for (name, _), holder in self._holder_of.items():
             if name == node:
-                touched = list(self.tree.frontier(holder).values())
+                touched = self.tree.clear_holder(holder)
                 for segment in touched:
-                    self._lose(segment, holder, 0, cause)
+                    segment.loss = cause
                 for segment in touched:
                     self.tree.settle(segment)
 
     def replaced(self, node: str, runs: list[tuple[bytes | None, bytes]]) -> int:
         """`node` holds exactly these runs in host memory; answers how many runs had no parent among them (left out)."""
         holder = self.holder(node)
-        before = list(self.tree.frontier(holder).values())
+        before = self.tree.clear_holder(holder)
         for segment in before:
-            self._lose(segment, holder, 0, "evicted")
+            segment.loss = "evicted"
         pending, progress = runs, True
         while pending and progress:
             left = [run for run in pending if not self.stored(node, "host", run[0], run[1], [])]

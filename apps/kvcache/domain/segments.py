@@ -13,8 +13,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
+import numpy as np
+
 from apps.kvcache.domain.events import LostCause
 from apps.kvcache.domain.hashing import HASH_BYTES
+
+_BLOCK = np.dtype((np.void, HASH_BYTES))
 
 
 def common_blocks(hashes: bytes, chain: bytes, at: int) -> int:
@@ -30,6 +34,11 @@ def common_blocks(hashes: bytes, chain: bytes, at: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+def mirrored(hashes: bytes) -> bytes:
+    """The same blocks, last one first."""
+    return np.frombuffer(hashes, dtype=_BLOCK)[::-1].tobytes()
 
 
 class Segment:
@@ -187,6 +196,15 @@ class SegmentTree:
         self.held_blocks[holder] += blocks - before
         if holder in segment.counts:
             self.referenced_blocks[holder] += blocks - before
+
+    def clear_holder(self, holder: int) -> list[Segment]:
+        """`holder` has nothing any more; answers the segments it had some of. Call `settle` for each."""
+        touched = list(self._frontiers[holder].values())
+        self._frontiers[holder] = {}
+        self.held_blocks[holder] = self.referenced_blocks[holder] = 0
+        for segment in touched:
+            del segment.held[holder]
+        return touched
 
     def add_count(self, segment: Segment, holder: int, delta: int) -> None:
         before = segment.counts.get(holder, 0)
