@@ -31,7 +31,7 @@ from workers.agent.engines.base import (
     TokenChunk,
 )
 from workers.agent.engines.simulated_decode import DecodeStage
-from workers.agent.engines.simulated_decode_loop import SEND_EVERY_S, DecodeLoop
+from workers.agent.engines.simulated_decode_loop import SEND_EVERY_S, DecodeLoop, Steps
 from workers.agent.engines.simulated_node import DeviceMemory, SimulatedNode
 from workers.agent.engines.simulated_pool import SimulatedPool
 from workers.agent.engines.simulated_prefill import PrefillStage
@@ -64,7 +64,7 @@ class SimulatedEngine:
         self.node = SimulatedNode(spec, timing, pool, device, context.base_url, context.engines)
         send_offset_s = len(context.engines) % GRID_PLACES * SEND_EVERY_S / GRID_PLACES
         self._prefill_loop = PrefillLoop(timing, spec.limits.prefill_chunk_tokens)
-        self._decode_loop = DecodeLoop(timing, self._report, send_offset_s)
+        self._decode_loop = DecodeLoop(timing, self._report_steps, send_offset_s)
         self._prefills = PrefillStage(self.node, self._prefill_loop)
         self._decodes = DecodeStage(self.node, self._decode_loop, self._prefill_loop)
         self._timer: asyncio.TimerHandle | None = None
@@ -183,6 +183,10 @@ class SimulatedEngine:
     def _report(self, sample: IterationSample) -> None:
         if self._sink is not None:
             self._sink.iteration(sample)
+
+    def _report_steps(self, steps: Steps) -> None:
+        for sample in steps.samples():
+            self._report(sample)
 
     # --- time -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ Pure: time comes in as `now` (seconds of any monotonic clock).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,16 +47,45 @@ class Progress(NamedTuple):
     finished_at: float | None
 
 
+class Steps(NamedTuple):
+    """`iterations` of one batch, each of `iteration_s` seconds. `attended` context tokens in the first one, `growth`
+    more in each after it; `finished` requests end with the last."""
+
+    iterations: int
+    batch: int
+    iteration_s: float
+    t_uc: int
+    attended: float
+    growth: float
+    finished: int
+
+    def samples(self) -> Iterator[IterationSample]:
+        """One sample an iteration."""
+        for done in range(self.iterations):
+            finished = self.finished if done + 1 == self.iterations else 0
+            attended = self.attended + done * self.growth
+            yield IterationSample("decode", self.t_uc, attended, 0, self.batch, self.iteration_s, finished)
+
+
 class DecodeLoop:
-    """The running batch. Call `advance` first, then change it; `next_deadline` says when to come back."""
+    """The running batch. Call `advance` first, then change it; `next_deadline` says when to come back.
+
+    `send_every_s` None sends no tokens on the way, only with a run's end: a macro-step then lasts until the batch changes.
+    """
 
     def __init__(
-        self, timing: Timing, on_sample: Callable[[IterationSample], None], send_offset_s: float = 0.0
+        self,
+        timing: Timing,
+        on_steps: Callable[[Steps], None],
+        send_offset_s: float = 0.0,
+        send_every_s: float | None = SEND_EVERY_S,
     ) -> None:
         self._timing = timing
-        self._on_sample = on_sample
+        self._on_steps = on_steps
         self._send_offset_s = send_offset_s
+        self._send_every_s = send_every_s
         self._running: dict[str, DecodeRun] = {}
+        self._attended = 0.0  # context tokens of the running batch
         self._joining: dict[str, DecodeRun] = {}
         self._iterations = 0
         self._first_end = 0  # the iteration after which the next run ends
@@ -88,8 +117,7 @@ class DecodeLoop:
         if self._joining.get(run.request_id) is run:
             del self._joining[run.request_id]
         elif self._running.get(run.request_id) is run:
-            del self._running[run.request_id]
-            self._changed = True
+            self._drop(run)
             self._find_first_end()
         if not self._running:
             self._gap_s = 0.0
@@ -122,7 +150,8 @@ class DecodeLoop:
                 self._anchor += self._gap_s
                 self._gap_s = 0.0
             self._admit({})
-        self._send(now)
+        if self._send_every_s is not None:
+            self._send(now, self._send_every_s)
 
     def take_progress(self) -> list[Progress]:
         """Tokens due since the last call, in order."""
@@ -134,10 +163,16 @@ class DecodeLoop:
         if not self._running:
             return None
         boundary = self._anchor + self._iteration_s
-        if self._changed or self._gap_s or self._unsent:
+        if self._changed or self._gap_s:
             return boundary
         end = self._anchor + (self._first_end - self._iterations) * self._iteration_s
-        return min(end, max(boundary, self._grid + SEND_EVERY_S))
+        if self._send_every_s is None:
+            return end
+        return boundary if self._unsent else min(end, max(boundary, self._grid + self._send_every_s))
+
+    def tokens_of(self, run: DecodeRun) -> int:
+        """Tokens that a run has generated so far, whether they were sent or not."""
+        return self._tokens(run) if self._running.get(run.request_id) is run else max(run.generated, run.sent)
 
     # --- iterations -------------------------------------------------------------------------------------------
 
@@ -146,20 +181,25 @@ class DecodeLoop:
         if count <= 0:
             return
         batch = len(self._running)
-        contexts = sum(run.context_tokens + self._tokens(run) - run.generated for run in self._running.values())
-        start = self._iterations
+        attended = self._attended
+        growth = batch * self._timing.t_acc
+        self._attended += count * growth
         self._iterations += count
         self._anchor += count * self._iteration_s
         ended = [run for run in self._running.values() if run.last_iteration <= self._iterations]
         for run in ended:
-            del self._running[run.request_id]
-            self._changed = True
+            self._drop(run)
             self._ready.append(Progress(run, run.max_tokens - run.sent, self._anchor))
         t_uc = round(batch * self._timing.decode.t_fwd)
-        for done in range(count):
-            finished = len(ended) if start + done + 1 == self._iterations else 0
-            attended = contexts + batch * done * self._timing.t_acc
-            self._on_sample(IterationSample("decode", t_uc, attended, 0, batch, self._iteration_s, finished))
+        self._on_steps(Steps(count, batch, self._iteration_s, t_uc, attended, growth, len(ended)))
+
+    def _drop(self, run: DecodeRun) -> None:
+        """A run is out of the batch."""
+        del self._running[run.request_id]
+        self._changed = True
+        self._attended -= run.context_tokens + (self._iterations - run.first_iteration) * self._timing.t_acc
+        if not self._running:
+            self._attended = 0.0
 
     def _admit(self, runs: dict[str, DecodeRun]) -> None:
         """Start the next iteration at the anchor with everyone who waits for it."""
@@ -170,6 +210,7 @@ class DecodeLoop:
             run.joined_at = self._anchor
             run.sent = run.generated
             self._running[run.request_id] = run
+            self._attended += run.context_tokens
             self._unsent = True
         self._joining.clear()
         self._changed = False
@@ -187,15 +228,15 @@ class DecodeLoop:
         accepted = math.floor((self._iterations - run.first_iteration) * self._timing.t_acc + 1e-9)
         return min(run.max_tokens, run.generated + accepted)
 
-    def _send(self, now: float) -> None:
+    def _send(self, now: float, every_s: float) -> None:
         """Sending happens on one grid for all runs, so that a node wakes four times a second, not as often a request;
         only a run's first tokens go at once."""
-        steps = math.floor((now - self._send_offset_s) / SEND_EVERY_S + 1e-6)
-        self._grid = steps * SEND_EVERY_S + self._send_offset_s
+        steps = math.floor((now - self._send_offset_s) / every_s + 1e-6)
+        self._grid = steps * every_s + self._send_offset_s
         self._unsent = False
         for run in self._running.values():
             first = run.sent_at == -math.inf
-            if not first and self._grid - run.sent_at < SEND_EVERY_S - 1e-6:
+            if not first and self._grid - run.sent_at < every_s - 1e-6:
                 continue
             tokens = self._tokens(run)
             if tokens > run.sent:

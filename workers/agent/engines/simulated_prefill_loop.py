@@ -20,7 +20,8 @@ MAX_OVERTAKEN = 8
 @dataclass(slots=True, eq=False)
 class PrefillWork:
     """A prompt to compute. `cached_tokens` is asked once, when it starts: `[0, cached_tokens)` is in the host pool then,
-    `[cached_tokens, prompt_tokens)` is computed. `may_start` claims device memory and says whether there was enough."""
+    `[cached_tokens, prompt_tokens)` is computed. `may_start` claims device memory and says whether there was enough.
+    `stall_s`: how long the iteration it starts in waits for its KV (data planes that begin to move it only then)."""
 
     request_id: str
     prompt_tokens: int
@@ -32,6 +33,7 @@ class PrefillWork:
     computed_tokens: int = 0
     started_at: float | None = None
     overtaken: int = 0
+    stall_s: float = 0.0
 
     @property
     def remaining_tokens(self) -> int:
@@ -80,6 +82,7 @@ class PrefillLoop:
         if self.iteration is not None:
             return None
         planned = PrefillIteration([])
+        stall_s = 0.0
         budget = self.chunk_tokens
         for work in self.under_way:
             if budget <= 0:
@@ -96,10 +99,11 @@ class PrefillLoop:
             starting.started_at = now
             starting.cached_tokens = starting.find_cached(starting)
             planned.t_rst += starting.cached_tokens
+            stall_s = max(stall_s, starting.stall_s)
             budget -= self._take(planned, starting, budget)
         if not planned.parts:
             return None
-        planned.seconds = self.timing.prefill_s(planned.t_uc, planned.pairs, planned.t_rst)
+        planned.seconds = stall_s + self.timing.prefill_s(planned.t_uc, planned.pairs, planned.t_rst)
         return planned
 
     def start(self, planned: PrefillIteration, starts_at: float) -> None:
