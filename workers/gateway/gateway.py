@@ -112,7 +112,7 @@ class Gateway:
         self.link = RedisLink(redis_url)
         self.source = ConfigSource(partition, config_file, self.link)
         self.publisher = Publisher(partition, redis_url, self.link, self.snapshot)
-        self._agent_token = agent_token
+        self.agent_token = agent_token
         self._http: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -135,7 +135,7 @@ class Gateway:
         assert self._http is not None
         config = await self.source.first()
         codec = await asyncio.to_thread(load_codec, config.model)
-        self.serving = Serving(config, codec, self._agent_token, self._http, self.publisher)
+        self.serving = Serving(config, codec, self.agent_token, self._http, self.publisher)
         self._tasks.append(self._task(self.publisher.run(), "publisher"))
         await self.source.watch(self.serving.apply)
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from apps.kvcache.domain.events import BranchSignal
 from apps.kvcache.domain.hashing import HashedPrompt
+from workers.gateway import operator_api
 from workers.gateway.answers import AnswerFormat, Usage
 from workers.gateway.body import CompletionBody, decode_json, parse
 from workers.gateway.errors import ApiError, bad_field
@@ -46,6 +47,7 @@ def build_app(gateway: Gateway, max_body_bytes: int = MAX_BODY_BYTES) -> web.App
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{model}", _model)
     app.router.add_post("/v1/branches/{branch}/end", _end_branch)
+    operator_api.add_routes(app, gateway, gateway.agent_token)
     app.router.add_get("/healthz", _health)
     app.router.add_get("/metrics", _metrics)
     return app

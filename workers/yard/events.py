@@ -89,9 +89,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """The client closed its connection; nobody reads the answer any more."""
+    """Nobody reads the answer any more: the client closed its connection, or what `why` says."""
 
     request_id: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,9 +329,8 @@ class RequestLife:
         state = self._m.requests.get(event.request_id)
         if state is not None:
             self._abort_on_nodes(state)
-            self._finish(
-                now, state, Stage.CANCELLED, "the client closed its connection", drop_code="rejected-context-cancelled"
-            )
+            why = event.why or "the client closed its connection"
+            self._finish(now, state, Stage.CANCELLED, why, drop_code="rejected-context-cancelled")
 
     def _refuse(
         self, now: float, state: RequestState, status: int, code: str, message: str, retry_after_s: float | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from apps.flowcontrol.domain import commands as flow_commands
 from apps.flowcontrol.domain import events as flow_events
@@ -15,6 +16,8 @@ from workers.yard.fleet import Fleet, kv_config
 from workers.yard.outcomes import Outcomes
 from workers.yard.placement import Placement
 from workers.yard.requests import RequestState
+
+CLOSED_KEPT = 200
 
 
 class Machines:
@@ -30,6 +33,7 @@ class Machines:
         self.outcomes = Outcomes(now)
         self.dispatched: deque[flow_commands.Dispatch] = deque()
         self.dropped: deque[flow_commands.Drop] = deque()
+        self.closed_branches: deque[dict[str, Any]] = deque(maxlen=CLOSED_KEPT)
         self.out: list[commands.Command] = []
 
     def tell_flow(self, now: float, event: flow_events.Event) -> None:
@@ -53,6 +57,9 @@ class Machines:
                 state = self.requests.get(command.request_id)
                 if state is not None:
                     state.branch_id, state.branch_kind = command.branch_id, command.kind
+            elif isinstance(command, kv_events.BranchClosed):
+                row = {"id": command.branch_id, "t": now, "cause": command.cause, "blocks": command.context_blocks}
+                self.closed_branches.appendleft(row)
             elif isinstance(command, kv_events.ReuseCounted):
                 state = self.requests.get(command.request_id)
                 if state is not None:

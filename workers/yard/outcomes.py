@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from apps.planning.domain.cost_model import pairs
+from workers.yard.events import PrefillResult
 from workers.yard.requests import RequestState, Stage
 from workers.yard.windows import RateWindow, SampleWindow
 
 WINDOW_S = 60
 RECENT = 50
+STORY_KEPT = 20
 OUTCOMES = {
     Stage.DONE: "completed",
     Stage.FAILED: "failed",
@@ -130,4 +132,14 @@ def _record(row: dict[str, Any], state: RequestState, drop_code: str | None, t_a
         "drop_code": drop_code,
         "flow_id": state.request.flow_id,
         "lost": state.lost_tokens,
+        "arrived_at": state.arrived_at,
+        "timings": _timings(result),
+        "story": state.story[-STORY_KEPT:],
     }
+
+
+def _timings(result: PrefillResult | None) -> dict[str, float] | None:
+    """What the prefill node said it spent, in seconds; None before it answered."""
+    if result is None:
+        return None
+    return {"queued_s": result.queued_s, "fetch_s": result.fetch_s, "prefill_s": result.prefill_s}

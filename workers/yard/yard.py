@@ -30,6 +30,7 @@ class Yard:
         self._life = RequestLife(machines)
         self.requests, self.kv, self.flow = machines.requests, machines.kv, machines.flow
         self.fleet, self.placement, self.outcomes = machines.fleet, machines.placement, machines.outcomes
+        self.closed_branches = machines.closed_branches
         self._snapshot_seq = 0
         self._handlers: dict[type, Callable[[float, Any], None]] = {
             events.Arrived: self._life.arrived,

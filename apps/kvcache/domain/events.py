@@ -221,6 +221,7 @@ class BranchClosed:
 
     branch_id: str
     cause: str
+    context_blocks: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,25 @@ class BranchView:
     homes: dict[str, str]
     open_requests: int
     lease_until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BranchContext:
+    """Where a live branch's context is and why it is kept. All block counts are of this context.
+
+    `held`: leading blocks each node has; `shared_blocks`: blocks that another live branch counts on too; `produced_blocks`:
+    leading blocks that were ever computed; `gone`: of those, blocks that no node holds any more, by cause.
+    """
+
+    view: BranchView
+    held: dict[str, int]
+    shared_blocks: int
+    produced_blocks: int
+    gone: dict[str, int]
+    heard_s: float
+    pause_s: float | None
+    open_requests: tuple[str, ...]
+    held_by_subagents_until_s: float
 
 
 @dataclass(frozen=True, slots=True)

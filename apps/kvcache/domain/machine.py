@@ -100,6 +100,38 @@ class KvMachine:
         branch = self._ledger.branches.get(branch_id)
         return None if branch is None else self._ledger.view(branch)
 
+    def branches(self) -> list[ev.BranchView]:
+        """Every live branch, the one heard of last first."""
+        newest = sorted(self._ledger.branches.values(), key=lambda branch: -branch.heard_s)
+        return [self._ledger.view(branch) for branch in newest]
+
+    def context(self, branch_id: str) -> ev.BranchContext | None:
+        """Where a branch's blocks are, what was lost of them, and what keeps it alive; None when it does not live."""
+        branch = self._ledger.branches.get(branch_id)
+        if branch is None:
+            return None
+        path = branch.end.path()
+        facts = self._directory.survey(b"".join(segment.hashes for segment in path))
+        held = max(facts.held.values(), default=0)
+        gone: dict[str, int] = {}
+        at = held
+        for upto, cause in facts.fates:
+            upto = min(upto, facts.produced)
+            if upto > at:
+                gone[cause] = gone.get(cause, 0) + upto - at
+                at = upto
+        return ev.BranchContext(
+            view=self._ledger.view(branch),
+            held=facts.held,
+            shared_blocks=sum(segment.blocks for segment in path if segment.live > 1),
+            produced_blocks=facts.produced,
+            gone=gone,
+            heard_s=branch.heard_s,
+            pause_s=branch.pause_s,
+            open_requests=tuple(sorted(branch.open)),
+            held_by_subagents_until_s=branch.held_until_s,
+        )
+
     @property
     def branches_live(self) -> int:
         return len(self._ledger.branches)
@@ -197,7 +229,7 @@ class KvMachine:
     def _close(self, now: float, branch: Branch, cause: str, out: list[Any]) -> None:
         self._directory.move_branch(branch.branch_id, branch.end, None, branch.nodes, out)
         self._ledger.close(now, branch)
-        out.append(ev.BranchClosed(branch.branch_id, cause))
+        out.append(ev.BranchClosed(branch.branch_id, cause, branch.end.end))
 
     def _homed(self, now: float, event: ev.Homed, out: list[Any]) -> None:
         if event.phase not in _STAGES:
