@@ -32,6 +32,8 @@ class Directory:
         self.tree = SegmentTree(max_blocks)
         self._holders: list[tuple[str, Tier]] = []
         self._holder_of: dict[tuple[str, Tier], int] = {}
+        self._nodes: list[str] = []  # of each holder
+        self._one_tier = True
         self._roots: set[bytes] = set()
 
     def add_root(self, root: bytes) -> None:
@@ -44,6 +46,8 @@ class Directory:
         if found is None:
             found = self._holder_of[key] = self.tree.add_holder()
             self._holders.append(key)
+            self._nodes.append(node)
+            self._one_tier = self._one_tier and tier == "host"
         return found
 
     # ---- queries -------------------------------------------------------------------------------------------------
@@ -51,19 +55,20 @@ class Directory:
     def match(self, chain: bytes) -> list[NodeMatch]:
         """For each node that has any, how many leading blocks of `chain` it holds (the better of its tiers)."""
         best: dict[str, NodeMatch] = {}
-        for holder, blocks in self._reach(self.tree.walk(chain)).items():
+        for holder, blocks in self._reach(list(self.tree.walk(chain))).items():
             node, tier = self._holders[holder]
             if node not in best or blocks > best[node].blocks:
                 best[node] = NodeMatch(node, blocks, tier)
         return list(best.values())
 
+    def held(self, chain: bytes) -> dict[str, int]:
+        """As `match`, without the tiers: the router asks this for every request."""
+        return self._by_node(self._reach(list(self.tree.walk(chain))))
+
     def survey(self, chain: bytes) -> PrefixFacts:
         """Everything that reuse accounting asks about `chain`."""
         steps = list(self.tree.walk(chain))
-        held: dict[str, int] = {}
-        for holder, blocks in self._reach(steps).items():
-            node = self._holders[holder][0]
-            held[node] = max(held.get(node, 0), blocks)
+        held = self._by_node(self._reach(steps))
         produced, at = 0, 0
         fates: list[tuple[int, LostCause]] = []
         for segment, common in steps:
@@ -85,15 +90,28 @@ class Directory:
         return self.tree.held_blocks[holder], self.tree.referenced_blocks[holder]
 
     @staticmethod
-    def _reach(steps: Iterable[tuple[Segment, int]]) -> dict[int, int]:
+    def _reach(steps: list[tuple[Segment, int]]) -> dict[int, int]:
+        """Leading blocks by holder. From the deepest segment up: who holds one holds all above it, so each segment adds
+        only the holders that go no further, and is passed over where there is none."""
         reach: dict[int, int] = {}
-        at = 0
-        for segment, common in steps:
-            for holder, held in segment.held.items():
-                if reach.get(holder, 0) == at:
-                    reach[holder] = at + min(held, common)
-            at += common
+        for segment, common in reversed(steps):
+            if len(segment.held) == len(reach):
+                continue
+            until = segment.start + common
+            if common == segment.blocks:
+                reach = segment.held | reach
+            else:
+                reach = {holder: min(held, until) for holder, held in segment.held.items()}
         return reach
+
+    def _by_node(self, reach: dict[int, int]) -> dict[str, int]:
+        nodes = self._nodes
+        if self._one_tier:
+            return {nodes[holder]: blocks for holder, blocks in reach.items()}
+        held: dict[str, int] = {}
+        for holder, blocks in reach.items():
+            held[nodes[holder]] = max(held.get(nodes[holder], 0), blocks)
+        return held
 
     # ---- what nodes report ---------------------------------------------------------------------------------------
 
@@ -104,7 +122,7 @@ class Directory:
         if position is None:
             return False
         segment, offset = position
-        if segment is not self.tree.root and segment.held.get(holder, 0) < offset:
+        if segment is not self.tree.root and segment.held_blocks(holder) < offset:
             return False
         at, length = 0, len(chain) // HASH_BYTES
         if offset < segment.blocks:
@@ -118,6 +136,8 @@ class Directory:
         while at < length:
             child = segment.children.get(chain[at * HASH_BYTES : (at + 1) * HASH_BYTES])
             if child is None:
+                if self.tree.extend(segment, holder, chain[at * HASH_BYTES :]):
+                    return True
                 child = self.tree.grow(segment, chain[at * HASH_BYTES :])
             common = child.common(chain, at)
             if common < child.blocks and at + common < length:
@@ -151,7 +171,7 @@ class Directory:
             segment = frontier.get(hashes[at : at + HASH_BYTES])
             if segment is None:
                 break
-            held = segment.held[holder]
+            held = segment.held_blocks(holder)
             most = min(held, (len(hashes) - at) // HASH_BYTES)
             tail = segment.hashes[(held - most) * HASH_BYTES : held * HASH_BYTES]
             gone = common_blocks(mirrored(tail), hashes, at // HASH_BYTES)
@@ -170,7 +190,7 @@ class Directory:
             segment = frontier.get(block)
             if segment is None or block not in pending:
                 continue
-            held = segment.held[holder]
+            held = segment.held_blocks(holder)
             while held and segment.block(held - 1) in pending:
                 pending.discard(segment.block(held - 1))
                 held -= 1
@@ -209,7 +229,7 @@ class Directory:
         return self.tree.find(parent, holder)
 
     def _hold(self, segment: Segment, holder: int, blocks: int, out: list[RefsChanged]) -> None:
-        before = segment.held.get(holder, 0)
+        before = segment.held_blocks(holder)
         if blocks <= before:
             return
         self.tree.set_held(segment, holder, blocks)
@@ -257,7 +277,7 @@ class Directory:
         for segment in self.tree.frontier(holder).values():
             count = segment.counts.get(holder)
             if count:
-                held = segment.held[holder]
+                held = segment.held_blocks(holder)
                 runs.append(RefsChanged(node, segment.block(held - 1), held, count))
         return runs
 
@@ -267,7 +287,7 @@ class Directory:
         blocks, last, whole = 0, b"", True
         for segment in segments:
             self.tree.add_count(segment, holder, delta)
-            held = segment.held.get(holder, 0)
+            held = segment.held_blocks(holder)
             if whole and held:
                 blocks, last = blocks + held, segment.block(held - 1)
             whole = whole and held == segment.blocks

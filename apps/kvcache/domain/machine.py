@@ -91,6 +91,10 @@ class KvMachine:
         """The longest leading run of the prompt's blocks on each node that holds any."""
         return self._directory.match(prompt.chain)
 
+    def held(self, prompt: HashedPrompt) -> dict[str, int]:
+        """The same as {node: blocks}, as the router takes it."""
+        return self._directory.held(prompt.chain)
+
     def home(self, branch_id: str, phase: str) -> str | None:
         """The node whose copy the branch counts on for `phase` (`prefill` or `decode`)."""
         branch = self._ledger.branches.get(branch_id)

@@ -43,8 +43,9 @@ def mirrored(hashes: bytes) -> bytes:
 
 class Segment:
     """A run of blocks. `live`: branches whose context runs through its end; `counts`: for each holder, those of them that
-    count on its copy; `produced` and `stored`: the leading blocks that some request computed, some node ever held;
-    `loss`: why the blocks that were held last went."""
+    count on its copy; `held`: for each holder that has some of it, where in the context that ends (so `start < held <= end`);
+    `produced` and `stored`: the leading blocks that some request computed, some node ever held; `loss`: why the blocks that
+    were held last went."""
 
     __slots__ = (
         "children",
@@ -81,6 +82,10 @@ class Segment:
     def end(self) -> int:
         """Blocks of the context up to and with this segment."""
         return self.start + len(self.hashes) // HASH_BYTES
+
+    def held_blocks(self, holder: int) -> int:
+        """How many leading blocks of this segment `holder` has."""
+        return self.held.get(holder, self.start) - self.start
 
     def block(self, index: int) -> bytes:
         return self.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
@@ -166,7 +171,7 @@ class SegmentTree:
         frontier = self._frontiers[holder]
         segment = frontier.get(block)
         if segment is not None:
-            return segment, segment.held[holder]
+            return segment, segment.held_blocks(holder)
         for segment in frontier.values():
             at = segment.hashes.find(block)
             while at >= 0:
@@ -179,7 +184,7 @@ class SegmentTree:
 
     def set_held(self, segment: Segment, holder: int, blocks: int) -> None:
         """`holder` has the first `blocks` blocks of `segment`. Call `settle` after it has become 0."""
-        before = segment.held.get(holder, 0)
+        before = segment.held_blocks(holder)
         if blocks == before:
             return
         frontier = self._frontiers[holder]
@@ -187,7 +192,7 @@ class SegmentTree:
             del frontier[segment.block(before - 1)]
         if blocks:
             frontier[segment.block(blocks - 1)] = segment
-            segment.held[holder] = blocks
+            segment.held[holder] = segment.start + blocks
             segment.stored = max(segment.stored, blocks)
             segment.produced = max(segment.produced, blocks)
             self._unused.pop(segment, None)
@@ -196,6 +201,23 @@ class SegmentTree:
         self.held_blocks[holder] += blocks - before
         if holder in segment.counts:
             self.referenced_blocks[holder] += blocks - before
+
+    def extend(self, segment: Segment, holder: int, hashes: bytes) -> bool:
+        """`hashes` follow `segment`, and `holder` has them too. Done in place where nothing else could tell them apart;
+        False, and nothing done, where it could."""
+        end = segment.end
+        if segment.children or segment.live or segment.counts or segment.stored < segment.blocks:
+            return False
+        if len(segment.held) != 1 or segment.held.get(holder) != end:
+            return False
+        last = segment.hashes[-HASH_BYTES:]
+        del self._ends[last]
+        segment.hashes += hashes
+        self._ends[segment.hashes[-HASH_BYTES:]] = segment
+        blocks = segment.blocks
+        self.total_blocks += segment.end - end
+        self.set_held(segment, holder, blocks)
+        return True
 
     def clear_holder(self, holder: int) -> list[Segment]:
         """`holder` has nothing any more; answers the segments it had some of. Call `settle` for each."""
@@ -214,7 +236,7 @@ class SegmentTree:
         else:
             segment.counts.pop(holder, None)
         if (before == 0) != (after == 0):
-            held = segment.held.get(holder, 0)
+            held = segment.held_blocks(holder)
             self.referenced_blocks[holder] += held if after else -held
 
     def mark_produced(self, end: Segment) -> None:
@@ -238,14 +260,13 @@ class SegmentTree:
         upper.counts, upper.live, upper.loss = dict(segment.counts), segment.live, segment.loss
         upper.produced, segment.produced = min(segment.produced, blocks), max(0, segment.produced - blocks)
         upper.stored, segment.stored = min(segment.stored, blocks), max(0, segment.stored - blocks)
-        for holder, held in list(segment.held.items()):
-            upper.held[holder] = min(held, blocks)
-            self._frontiers[holder][upper.block(min(held, blocks) - 1)] = upper
-            if held > blocks:
-                segment.held[holder] = held - blocks
-            else:
-                del segment.held[holder]
-        self._ends[upper.hashes[-HASH_BYTES:]] = upper
+        cut, last = segment.start, upper.hashes[-HASH_BYTES:]
+        upper.held = {holder: min(held, cut) for holder, held in segment.held.items()}
+        segment.held = {holder: held for holder, held in segment.held.items() if held > cut}
+        for holder, held in upper.held.items():
+            block = last if held == cut else upper.block(held - upper.start - 1)
+            self._frontiers[holder][block] = upper
+        self._ends[last] = upper
         self._retire(segment)
         return upper
 
@@ -321,11 +342,11 @@ class SegmentTree:
         (lower,) = upper.children.values()
         if upper.held and not lower.held and not lower.live:
             return
-        whole = upper.blocks
+        whole, cut = upper.blocks, upper.end
         if (
             lower.live != upper.live
             or lower.counts != upper.counts
-            or any(upper.held.get(holder) != whole for holder in lower.held)
+            or any(upper.held.get(holder) != cut for holder in lower.held)
             or (lower.produced and upper.produced < whole)
             or (lower.stored and (upper.stored < whole or upper.loss != lower.loss))
         ):
@@ -334,11 +355,11 @@ class SegmentTree:
         assert parent is not None
         for holder, held in upper.held.items():
             frontier = self._frontiers[holder]
+            block = upper.block(held - upper.start - 1)
             if holder in lower.held:
-                del frontier[upper.block(held - 1)]
-                lower.held[holder] += whole
+                del frontier[block]
             else:
-                frontier[upper.block(held - 1)] = lower
+                frontier[block] = lower
                 lower.held[holder] = held
         del self._ends[upper.hashes[-HASH_BYTES:]]
         parent.children[upper.block(0)] = lower
@@ -377,11 +398,10 @@ class SegmentTree:
             total, ends = total + segment.blocks, ends + 1
             needed = segment.children or segment.live or segment.held
             assert bool(needed) != (segment in self._unused), f"{name}: wrong place in the memory of unused segments"
-            for holder, blocks in segment.held.items():
+            for holder, until in segment.held.items():
+                blocks = until - segment.start
                 assert 0 < blocks <= segment.blocks, f"{name}: holder {holder} has {blocks} blocks"
-                assert parent is self.root or parent.held.get(holder) == parent.blocks, (
-                    f"{name}: held without its parent"
-                )
+                assert parent is self.root or parent.held.get(holder) == parent.end, f"{name}: held without its parent"
                 assert self._frontiers[holder].get(segment.block(blocks - 1)) is segment, (
                     f"{name}: frontier of {holder}"
                 )
