@@ -89,6 +89,18 @@ def test_a_branch_is_not_taken_for_the_same_one_in_another_domain():
     assert warm.hash("e", ids_of(*range(20)), branch_id="b") == hasher().hash("e", ids_of(*range(20)))
 
 
+def test_memory_is_bounded_by_ids_and_counted_right_whatever_becomes_of_a_branch():
+    warm = hasher(max_ids=40)
+    for domain, length in (("d", 20), ("e", 20), ("e", 8), ("e", 12)):
+        warm.hash(domain, ids_of(*range(length)), branch_id="b")
+    warm.hash("d", ids_of(*range(28)), branch_id="c")
+    assert set(warm._branches) == {"b", "c"} and warm._remembered_ids == 40
+    warm.hash("d", ids_of(*range(29)), branch_id="c")
+    assert set(warm._branches) == {"c"} and warm._remembered_ids == 29
+    warm.hash("d", ids_of(*range(41)), branch_id="c")
+    assert not warm._branches and warm._remembered_ids == 0
+
+
 def test_the_callers_array_may_change_afterwards():
     warm, ids = hasher(), ids_of(*range(8))
     warm.hash("d", ids, branch_id="b")
@@ -120,7 +132,7 @@ def test_ids_per_block_must_divide_block_tokens():
         hasher(block_tokens=6)
 
 
-def test_a_turn_of_a_long_branch_takes_well_under_a_millisecond():
+def test_a_turn_of_a_long_branch_hashes_only_what_is_new():
     warm = PromptHasher("m", "f32", 16, 16)
     ids = array("I", range(100_000))
     warm.hash("d", ids, branch_id="b")
@@ -130,4 +142,4 @@ def test_a_turn_of_a_long_branch_takes_well_under_a_millisecond():
         started = time.perf_counter()
         warm.hash("d", ids, branch_id="b")
         best_s = min(best_s, time.perf_counter() - started)
-    assert best_s < 0.001
+    assert best_s < 0.0005

@@ -13,10 +13,9 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 HASH_BYTES = 16
 ID_BYTES = 4
@@ -68,10 +67,15 @@ def tail_hash(parent: bytes, ids: Ids) -> bytes:
     return sha256(parent + _little_endian(ids)).digest()[:HASH_BYTES]
 
 
-def _little_endian(ids: Ids) -> bytes:
+def _checked(ids: Ids) -> memoryview:
     view = memoryview(ids)
     if view.itemsize != ID_BYTES:
         raise ValueError(f"ids: expected 32-bit token ids (array('I')), got {view.itemsize * 8}-bit")
+    return view
+
+
+def _little_endian(ids: Ids) -> bytes:
+    view = _checked(ids)
     if sys.byteorder == "little":
         return view.tobytes()
     return np.asarray(view).astype("<u4").tobytes()
@@ -79,9 +83,15 @@ def _little_endian(ids: Ids) -> bytes:
 
 @dataclass(slots=True)
 class _Remembered:
+    """A branch's last prompt: its ids in the machine's byte order, and the hashes of its full blocks."""
+
     root: bytes
-    ids: NDArray[np.uint32]
+    ids: bytearray
     chain: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.ids) // ID_BYTES
 
 
 class PromptHasher:
@@ -123,19 +133,25 @@ class PromptHasher:
         if tokens < known_tokens:
             raise ValueError(f"prompt_tokens: expected at least {known_tokens} for {len(ids)} ids, got {tokens}")
         root = self._root(sharing_domain)
-        chain = self._known_chain(branch_id, root, ids)
-        parent = chain[-HASH_BYTES:] or root
-        done_ids = len(chain) // HASH_BYTES * self._ids_per_block
-        chain += extend_chain(parent, memoryview(ids)[done_ids:], self._ids_per_block)
-        if branch_id is not None:
-            self._remember(branch_id, root, ids, chain)
+        view = _checked(ids)
+        if branch_id is None:
+            return HashedPrompt(tokens, self._block_tokens, root, extend_chain(root, view, self._ids_per_block))
+        known = self._branches.get(branch_id)
+        if known is None or known.root != root:
+            self.forget(branch_id)
+            known = _Remembered(root, bytearray(), b"")
+        chain = self._rehash(known, view)
+        self._branches[branch_id] = known
+        self._branches.move_to_end(branch_id)
+        while len(self._branches) > self._max_branches or self._remembered_ids > self._max_ids:
+            self.forget(next(iter(self._branches)))
         return HashedPrompt(tokens, self._block_tokens, root, chain)
 
     def forget(self, branch_id: str) -> None:
         """Free what is remembered of a branch; nothing happens for an unknown one."""
         gone = self._branches.pop(branch_id, None)
         if gone is not None:
-            self._remembered_ids -= len(gone.ids)
+            self._remembered_ids -= gone.length
 
     def _root(self, sharing_domain: str) -> bytes:
         root = self._roots.get(sharing_domain)
@@ -143,24 +159,27 @@ class PromptHasher:
             root = self._roots[sharing_domain] = root_hash(self._model, self._dtype, sharing_domain)
         return root
 
-    def _known_chain(self, branch_id: str | None, root: bytes, ids: Ids) -> bytes:
-        known = self._branches.get(branch_id) if branch_id is not None else None
-        if known is None or known.root != root:
-            return b""
-        same_ids = _common_prefix(known.ids, np.asarray(memoryview(ids)))
-        return known.chain[: same_ids // self._ids_per_block * HASH_BYTES]
-
-    def _remember(self, branch_id: str, root: bytes, ids: Ids, chain: bytes) -> None:
-        self.forget(branch_id)
-        self._branches[branch_id] = _Remembered(root, np.array(memoryview(ids), dtype=np.uint32), chain)
-        self._remembered_ids += len(ids)
-        while len(self._branches) > self._max_branches or self._remembered_ids > self._max_ids:
-            self.forget(next(iter(self._branches)))
+    def _rehash(self, known: _Remembered, ids: memoryview) -> bytes:
+        """Make `known` that of `ids`; only blocks that differ from it are hashed, only ids that differ are copied."""
+        same_bytes = _common_prefix(known.ids, ids.cast("B"))
+        done = same_bytes // (self._ids_per_block * ID_BYTES)
+        chain = known.chain[: done * HASH_BYTES]
+        chain += extend_chain(chain[-HASH_BYTES:] or known.root, ids[done * self._ids_per_block :], self._ids_per_block)
+        before = known.length
+        known.ids[same_bytes:] = ids.cast("B")[same_bytes:]
+        known.chain = chain
+        self._remembered_ids += known.length - before
+        return chain
 
 
-def _common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
-    """How many leading elements are equal."""
-    length = min(len(left), len(right))
-    differs = left[:length] != right[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
+def _common_prefix(known: bytearray, ids: memoryview) -> int:
+    """How many leading bytes are equal, to within one id. Compares runs, without copying them."""
+    low, high = 0, min(len(known), len(ids)) // ID_BYTES
+    probe = high
+    while low < high:
+        if known.startswith(ids[low * ID_BYTES : probe * ID_BYTES], low * ID_BYTES):
+            low = probe
+        else:
+            high = probe - 1
+        probe = (low + high + 1) // 2
+    return low * ID_BYTES
