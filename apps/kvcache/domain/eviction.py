@@ -25,6 +25,17 @@ _FREE, _WRITING, _WRITTEN, _READY = range(4)
 _NO_SLOT = -1
 
 
+def rank(policy: EvictionPolicy, refs: int, last_use: float) -> tuple[int, float]:
+    """The order in which blocks go, lowest first: by band (`referenced`: those nobody counts on before the others), then
+    oldest use."""
+    return int(policy == "referenced" and refs > 0), last_use
+
+
+def may_evict(policy: EvictionPolicy, now: float, last_use: float, ttl_s: float) -> bool:
+    """Whether the block that goes first may go at all: `ttl-pin` keeps what was used within the last `ttl_s`."""
+    return policy != "ttl-pin" or now - last_use >= ttl_s
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """`slots`: (block's index in the chain, slot to write it to), a leading part of what was missing. `evicted`: hashes
@@ -324,7 +335,7 @@ class HostIndex:
             if self._key(slot) > (band, used):
                 self._offer(slot)
                 continue
-            if self.policy == "ttl-pin" and now - used < self.ttl_s:
+            if not may_evict(self.policy, now, used, self.ttl_s):
                 self._offer(slot)
                 return False
             above = self._parent[slot]
@@ -345,8 +356,7 @@ class HostIndex:
         )
 
     def _key(self, slot: int) -> tuple[int, float]:
-        referenced = self.policy == "referenced" and self._refs[slot] > 0
-        return int(referenced), self._last_use[slot]
+        return rank(self.policy, self._refs[slot], self._last_use[slot])
 
     def _offer(self, slot: int) -> None:
         """Queue `slot` as a candidate unless it is none, or is queued at this key or a lower one."""
