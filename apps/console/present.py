@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from apps.console import formats
+from apps.telemetry.samples import KINDS, node_kind, point_of
 
-# Fixed order and names of what a node can be doing; the console's colours and patterns follow these keys.
-KINDS = ("prefill", "decode", "mixed", "draining", "switching", "down")
 VERDICTS = {"fine": "Fine", "degraded": "Degraded", "down": "Down"}
 LOST_CAUSES = {
     "evicted": "evicted from the pool",
@@ -60,19 +59,8 @@ def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict
         "reuse": _reuse(snapshot.get("reuse") or {}),
         "requests": {name: formats.count(n) for name, n in (snapshot.get("requests") or {}).items()},
         "recent": [_recent(entry) for entry in (snapshot.get("recent") or [])[:RECENT_SHOWN]],
-        "point": _point(snapshot, nodes),
+        "point": point_of(snapshot),
     }
-
-
-def node_kind(node: Json) -> str:
-    """Which of `KINDS` a node counts as: what it is doing now, not what it is meant to do."""
-    if node.get("health") == "down" or node.get("state") == "down":
-        return "down"
-    state = node.get("state")
-    if state in ("draining", "switching"):
-        return str(state)
-    phase = node.get("phase")
-    return str(phase) if phase in KINDS else "down"
 
 
 def _verdict(verdict: Json) -> dict[str, str]:
@@ -359,18 +347,6 @@ def _recent(entry: Json) -> dict[str, Any]:
         "outcome": outcome,
         "tone": "" if good else "muted" if outcome in ("running", "cancelled") else "bad",
         "reason": entry.get("reason") or "",
-    }
-
-
-def _point(snapshot: Json, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the charts keep of one moment."""
-    ttft = (snapshot.get("latency") or {}).get("ttft_s") or {}
-    return {
-        "t": snapshot.get("t") or 0.0,
-        "p50": ttft.get("p50"),
-        "p95": ttft.get("p95"),
-        "waiting": {band.get("name"): band.get("waiting") for band in snapshot.get("bands") or []},
-        "split": {kind: sum(node["kind"] == kind for node in nodes) for kind in KINDS},
     }
 
 

@@ -1,4 +1,4 @@
-"""Tables of telemetry, as ingested from the gateways' streams. Not edited by people, so not audited; pruned by age.
+"""Tables of telemetry: what the gateways' streams brought (not audited; pruned by age), alerts, channels, actions.
 
 Window borders `t0`, `t1` are unix seconds, as in the stream (docs/interfaces.md, section 10).
 """
@@ -6,8 +6,12 @@ Window borders `t0`, `t1` are unix seconds, as in the stream (docs/interfaces.md
 from __future__ import annotations
 
 from django.db import models
+from django.utils import timezone
 
+from apps.telemetry.choices import AlertState, Severity
 from apps.topology.models import Partition
+from controlplane.audit import audited
+from controlplane.validators import http_url
 
 
 class RequestRecord(models.Model):
@@ -117,3 +121,125 @@ class StreamCursor(models.Model):
 
     def __str__(self) -> str:
         return f"{self.partition} at {self.last_id}"
+
+
+class LiveSample(models.Model):
+    """What the charts keep of one moment (a `point` of the console, docs/interfaces.md section 11), every 15 seconds."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="samples")
+    t = models.FloatField()
+    data = models.JSONField()
+
+    class Meta:
+        ordering = ["t"]
+        constraints = [models.UniqueConstraint(fields=["partition", "t"], name="one_sample_per_moment")]
+
+    def __str__(self) -> str:
+        return f"{self.partition} at {self.t:.0f}"
+
+
+@audited()
+class AlertSetting(models.Model):
+    """What an operator changed of a rule in one partition; the rules themselves are `apps.telemetry.rules`."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="alert_settings")
+    rule = models.SlugField(max_length=40)
+    enabled = models.BooleanField(default=True)
+    threshold = models.FloatField(null=True, blank=True, help_text="null: the rule's own")
+    silenced_until = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["partition", "rule"], name="one_setting_per_rule")]
+
+    def __str__(self) -> str:
+        return f"{self.partition}: {self.rule}"
+
+
+class Alert(models.Model):
+    """One stretch of time during which a rule held about a subject (a node, a band, or "" for the partition)."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="alerts")
+    rule = models.SlugField(max_length=40)
+    subject = models.CharField(max_length=120, blank=True)
+    severity = models.CharField(max_length=16, choices=Severity.choices)
+    state = models.CharField(max_length=16, choices=AlertState.choices, default=AlertState.PENDING)
+    summary = models.CharField(max_length=300)
+    value = models.FloatField(null=True)
+    since = models.DateTimeField(default=timezone.now)
+    fired_at = models.DateTimeField(null=True, blank=True)
+    resolved_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_by = models.CharField(max_length=160, blank=True)
+    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    note = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        ordering = ["-since", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["partition", "rule", "subject"], condition=models.Q(resolved_at=None), name="one_open_alert"
+            )
+        ]
+        indexes = [models.Index(fields=["partition", "-since"], name="alert_by_time")]
+
+    def __str__(self) -> str:
+        return f"{self.partition}: {self.rule} {self.subject} ({self.state})"
+
+
+@audited("secret", "last_status", "last_at")
+class Channel(models.Model):
+    """Where alerts and decisions are told: an HTTP address that gets signed JSON. `secret` is shown once."""
+
+    name = models.SlugField(max_length=63, unique=True)
+    url = models.CharField(max_length=300, validators=[http_url])
+    secret = models.CharField(max_length=80)
+    kinds = models.JSONField(default=list, help_text='kinds such as "alert" or "decision"; ["*"] for all')
+    enabled = models.BooleanField(default=True)
+    last_status = models.CharField(max_length=200, blank=True)
+    last_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Delivery(models.Model):
+    """One message to one channel, and how it went. Tried again until it is delivered or given up."""
+
+    channel = models.ForeignKey(Channel, on_delete=models.CASCADE, related_name="deliveries")
+    event_id = models.CharField(max_length=40)
+    kind = models.CharField(max_length=40)
+    body = models.JSONField()
+    attempts = models.PositiveIntegerField(default=0)
+    next_try_at = models.DateTimeField(default=timezone.now)
+    delivered_at = models.DateTimeField(null=True, blank=True)
+    given_up_at = models.DateTimeField(null=True, blank=True)
+    last_error = models.CharField(max_length=300, blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["next_try_at"], name="delivery_due", condition=models.Q(delivered_at=None))]
+
+    def __str__(self) -> str:
+        return f"{self.kind} to {self.channel}"
+
+
+@audited()
+class OperatorAction(models.Model):
+    """Something that was done to a running gateway and changed no row: a request cancelled, a branch ended."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="operator_actions")
+    kind = models.CharField(max_length=40)
+    subject = models.CharField(max_length=300)
+    actor = models.CharField(max_length=160)
+    reason = models.CharField(max_length=500, blank=True)
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject}"

@@ -12,7 +12,8 @@ from typing import Any
 from django.db import models, transaction
 from django.utils import timezone
 
-from apps.telemetry.models import CostWindow, LoadWindow, RequestRecord, StreamCursor
+from apps.telemetry import samples
+from apps.telemetry.models import Alert, CostWindow, Delivery, LoadWindow, RequestRecord, StreamCursor
 from apps.topology.models import Partition
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ class Retention:
     requests_s: float = 7 * _DAY_S
     cost_windows_s: float = 2 * _DAY_S
     load_windows_s: float = 7 * _DAY_S
+    samples_s: float = 30 * _DAY_S
+    alerts_s: float = 90 * _DAY_S
+    deliveries_s: float = 7 * _DAY_S
 
 
 def cursor_of(partition: Partition) -> str:
@@ -78,14 +82,21 @@ def prune(partition: Partition, retention: Retention | None = None, now: datetim
     """Deletes rows past their age; returns how many."""
     keep = retention or Retention()
     now_s = (now or timezone.now()).timestamp()
-    old_requests = datetime.fromtimestamp(now_s - keep.requests_s, UTC)
+    old_requests = _before(now_s, keep.requests_s)
     return sum(
         (
             RequestRecord.objects.filter(partition=partition, at__lt=old_requests).delete()[0],
             CostWindow.objects.filter(partition=partition, t1__lt=now_s - keep.cost_windows_s).delete()[0],
             LoadWindow.objects.filter(partition=partition, t1__lt=now_s - keep.load_windows_s).delete()[0],
+            samples.prune(partition, now_s - keep.samples_s),
+            Alert.objects.filter(partition=partition, resolved_at__lt=_before(now_s, keep.alerts_s)).delete()[0],
+            Delivery.objects.filter(created_at__lt=_before(now_s, keep.deliveries_s)).delete()[0],
         )
     )
+
+
+def _before(now_s: float, age_s: float) -> datetime:
+    return datetime.fromtimestamp(now_s - age_s, UTC)
 
 
 def _position(stream_id: str) -> tuple[int, int]:
