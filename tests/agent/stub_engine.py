@@ -67,6 +67,9 @@ class StubEngine:
     def abort(self, request_id: str) -> bool:
         return request_id == "known"
 
+    def release_handoff(self, request_id: str) -> bool:
+        return False
+
     async def switch_phase(self, phase: Phase) -> None:
         self.phases.append(phase)
         await self.may_switch.wait()

@@ -243,3 +243,15 @@ def test_references_decide_what_is_evicted_first(bench: Bench) -> None:
     assert (bench.pool.lookup(chain(4)), bench.pool.lookup(chain(4, "b"))) == (4, 2)
     bench.pool.apply_refs([], reset=True)
     assert bench.pool.referenced_blocks == 0
+
+
+def test_a_released_hand_over_gives_up_its_pins_and_its_tail(bench: Bench) -> None:
+    bench.pool.store(chain(4), write)
+    bench.pool.hold_until(chain(4), bench.time + 30, "r")
+    bench.pool.put_tail(b"t" * 16, b"p" * 16, 5, lambda block: write(1, block), bench.time + 30, "r")
+    bench.pool.put_tail(b"t" * 16, b"p" * 16, 5, lambda block: write(1, block), bench.time + 30, "other")
+    assert bench.pool.release_handoff("r") and not bench.pool.release_handoff("r")
+    assert bench.pool.tail(b"t" * 16) is not None, "another request still wants the same tail"
+    assert bench.pool.release_handoff("other")
+    assert bench.pool.tail(b"t" * 16) is None
+    bench.pool.check_integrity(idle=True)

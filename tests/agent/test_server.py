@@ -140,7 +140,7 @@ async def test_a_full_queue_is_a_429(yard: Yard) -> None:
 
 async def test_a_prefill_answers_its_result_and_a_second_one_of_the_same_request_is_refused(yard: Yard) -> None:
     first = asyncio.create_task(yard.call("POST", "/v1/prefill", {**PREFILL, "generation": 0}))
-    await eventually(lambda: bool(yard.node._work["prefill"]))
+    await eventually(lambda: bool(yard.node.custody.count("prefill")))
     status, answer = await yard.call("POST", "/v1/prefill", PREFILL)
     assert (status, answer["error"]["code"]) == (409, "duplicate-request")
     yard.engine.release.set()
@@ -150,7 +150,7 @@ async def test_a_prefill_answers_its_result_and_a_second_one_of_the_same_request
 
 async def test_closing_the_connection_ends_the_work(yard: Yard) -> None:
     call = asyncio.create_task(yard.call("POST", "/v1/prefill", PREFILL))
-    await eventually(lambda: bool(yard.node._work["prefill"]))
+    await eventually(lambda: bool(yard.node.custody.count("prefill")))
     call.cancel()
     await eventually(lambda: yard.engine.ended == [("prefill", "cancelled")])
     await yard.order("decode", 1)
@@ -158,7 +158,7 @@ async def test_closing_the_connection_ends_the_work(yard: Yard) -> None:
     async with yard.session.post(yard.url + "/v1/decode", json=DECODE) as answer:
         await answer.content.readline()
     await eventually(lambda: yard.engine.ended[1:] == [("decode", "closed")])
-    assert yard.node._work == {"prefill": {}, "decode": {}}
+    assert (yard.node.custody.count("prefill"), yard.node.custody.count("decode")) == (0, 0)
 
 
 async def test_a_decode_streams_events_and_says_why_it_failed(yard: Yard) -> None:
@@ -177,7 +177,7 @@ async def test_a_decode_streams_events_and_says_why_it_failed(yard: Yard) -> Non
 
 async def test_a_switch_drains_reports_each_step_and_survives_a_restart(yard: Yard, tmp_path: Path) -> None:
     work = asyncio.create_task(yard.call("POST", "/v1/prefill", PREFILL))
-    await eventually(lambda: bool(yard.node._work["prefill"]))
+    await eventually(lambda: bool(yard.node.custody.count("prefill")))
     status, answer = await yard.order("decode", 1)
     assert status == 200
     assert answer == {"phase": "prefill", "target_phase": "decode", "state": "draining", "generation": 1}
@@ -200,7 +200,7 @@ async def test_a_switch_drains_reports_each_step_and_survives_a_restart(yard: Ya
 
 async def test_the_drain_deadline_makes_the_node_mixed(yard: Yard) -> None:
     work = asyncio.create_task(yard.call("POST", "/v1/prefill", PREFILL))
-    await eventually(lambda: bool(yard.node._work["prefill"]))
+    await eventually(lambda: bool(yard.node.custody.count("prefill")))
     await yard.order("decode", 1, deadline_s=0.05)
     await eventually(lambda: yard.node.phase.phase == "mixed")
     async with yard.session.post(yard.url + "/v1/decode", json={**DECODE, "request_id": "r2"}) as answer:

@@ -167,6 +167,10 @@ class AbortBody(_Body, frozen=True):
     request_id: RequestId
 
 
+class ReleaseBody(_Body, frozen=True):
+    request_ids: Annotated[list[RequestId], msgspec.Meta(max_length=10_000)]
+
+
 class PhaseBody(_Body, frozen=True):
     phase: Literal["prefill", "decode", "mixed"]
     generation: GenerationNumber

@@ -22,6 +22,10 @@ def render_metrics(status: dict[str, Any]) -> str:
     for key in ("running", "queued"):
         series = {f'stage="{stage}"': value for stage, value in status[key].items()}
         gauge(f"{key}_requests", f"Requests {key} in the engine.", series)
+    gauge("orphans", "Requests in the engine that nobody waits for.", {"": status["orphans"]})
+    gauge("handoffs", "Computed contexts that wait for their decode node.", {"": status["handoffs"]})
+    gauge("leases_ended_total", "Silent gateways whose requests were aborted.", {"": status["leases_ended"]}, "counter")
+    gauge("stalled_seconds", "Time for which running work has made no iteration.", {"": status["stalled_s"]})
     gauge("queued_tokens", "Prompt tokens waiting for prefill.", {"": status["queued_tokens"]})
     pool = status["pool"]
     gauge("pool_capacity_blocks", "Blocks the host pool can hold.", {"": pool["capacity_blocks"]})

@@ -14,11 +14,13 @@ from typing import Any
 
 import structlog
 
+from workers.agent.custody import NOBODY, Custody, OrphanGauge
 from workers.agent.engines.base import (
     DecodeFinished,
     DecodeJob,
     Engine,
     EngineError,
+    EngineStatus,
     IterationSample,
     PrefillJob,
     PrefillResult,
@@ -27,6 +29,7 @@ from workers.agent.engines.base import (
 )
 from workers.agent.events import EventLog
 from workers.agent.phase import (
+    STAGES,
     PhaseMachine,
     PhaseName,
     PhaseRecord,
@@ -38,6 +41,7 @@ from workers.agent.phase import (
 from workers.agent.spec import NodeSpec
 
 ITERATIONS_EVERY_S = 0.5
+CUSTODY_EVERY_S = 0.25
 MAX_ITERATION_ROWS = 5000
 logger = structlog.get_logger("switchyard.agent")
 
@@ -57,7 +61,9 @@ class NodeAgent:
         self._record_path = data_dir / "nodes" / spec.name / "phase.json"
         record = _first_record(spec, load_record(self._record_path))
         self.phase = PhaseMachine(record.phase, record.generation)
-        self._work: dict[StageName, dict[str, int]] = {"prefill": {}, "decode": {}}
+        self.custody = Custody(spec.limits.lease_s)
+        self._orphans = OrphanGauge()
+        self._busy_since: float | None = None
         self._rows: list[list[Any]] = []
         self._phase_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,6 +78,7 @@ class NodeAgent:
         await self.engine.switch_phase(self.phase.phase)
         self._report_phase()
         self._spawn(self._publish_iterations())
+        self._spawn(self._keep_custody())
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -97,6 +104,7 @@ class NodeAgent:
         self.events.append("cleared")
 
     def iteration(self, sample: IterationSample) -> None:
+        self._busy_since = None
         if len(self._rows) < MAX_ITERATION_ROWS:
             self._rows.append(list(sample))
 
@@ -107,29 +115,55 @@ class NodeAgent:
             if rows:
                 self.events.append("iterations", rows=rows)
 
+    async def _keep_custody(self) -> None:
+        """Gives up what nobody will come back for, and watches that the engine moves on."""
+        while True:
+            await asyncio.sleep(CUSTODY_EVERY_S)
+            given_up = self.custody.give_up(self.now())
+            for request_id in given_up.work:
+                logger.warning("the gateway fell silent; its request is aborted", node=self.name, request_id=request_id)
+                self.engine.abort(request_id)
+            for request_id in given_up.handoffs:
+                self.engine.release_handoff(request_id)
+            engine = self.engine.status()
+            running = engine.running_prefill + engine.running_decode
+            if not running:
+                self._busy_since = None
+            elif self._busy_since is None:
+                self._busy_since = self.now()
+            self._orphans.observe(self.now(), self._surplus(engine))
+
     # --- work -------------------------------------------------------------------------------------------------
 
-    async def prefill(self, job: PrefillJob, generation: int | None) -> PrefillResult:
+    async def prefill(self, job: PrefillJob, generation: int | None, owner: str = NOBODY) -> PrefillResult:
         """Run a prompt here. Raises EngineError: 409 by phase, 409 `duplicate-request`, 429 `queue-full`."""
-        with self._admitted("prefill", job.request_id, generation):
-            return await self.engine.prefill(job)
+        with self._admitted("prefill", job.request_id, generation, owner):
+            try:
+                result = await self.engine.prefill(job)
+            except asyncio.CancelledError:
+                self.engine.release_handoff(job.request_id)
+                raise
+            if result.first_finish is None:
+                self.custody.keep_handoff(job.request_id, owner, result.handoff.expires_at)
+            return result
 
-    async def decode(self, job: DecodeJob, generation: int | None) -> AsyncIterator[TokenChunk | DecodeFinished]:
+    async def decode(
+        self, job: DecodeJob, generation: int | None, owner: str = NOBODY
+    ) -> AsyncIterator[TokenChunk | DecodeFinished]:
         """Stream an output from here. Raises as `prefill`, before the first item."""
-        with self._admitted("decode", job.request_id, generation):
+        with self._admitted("decode", job.request_id, generation, owner):
             async with contextlib.aclosing(self.engine.decode(job)) as items:  # type: ignore[type-var]
                 async for item in items:
                     yield item
 
     @contextlib.contextmanager
-    def _admitted(self, stage: StageName, request_id: str, generation: int | None) -> Iterator[None]:
+    def _admitted(self, stage: StageName, request_id: str, generation: int | None, owner: str) -> Iterator[None]:
         self.admit(stage, request_id, generation)
-        work = self._work[stage]
-        work[request_id] = work.get(request_id, 0) + 1
+        self.custody.begin(stage, request_id, owner)
         try:
             yield
         finally:
-            work.pop(request_id, None)
+            self.custody.end(stage, request_id)
             self._advance_phase()
 
     def admit(self, stage: StageName, request_id: str, generation: int | None) -> None:
@@ -138,8 +172,7 @@ class NodeAgent:
             self.phase.admit(stage, generation)
         except PhaseRefused as refused:
             raise EngineError(409, refused.code, refused.message) from None
-        work = self._work[stage]
-        if request_id in work:
+        if self.custody.has(stage, request_id):
             raise EngineError(409, "duplicate-request", f"{stage} of this request is already here", "request_id")
         status = self.engine.status()
         queued = status.queued_prefill if stage == "prefill" else status.queued_decode
@@ -147,7 +180,14 @@ class NodeAgent:
             raise EngineError(429, "queue-full", f"{queued} requests wait for {stage} on this node")
 
     def abort(self, request_id: str) -> bool:
-        return self.engine.abort(request_id)
+        """End the request's work and give up its hand-over. False where nothing of it was here."""
+        handed_over = self.release_handoff(request_id)
+        return self.engine.abort(request_id) or handed_over
+
+    def release_handoff(self, request_id: str) -> bool:
+        """Its context is fetched, or nobody will fetch it: nothing is kept for it any more."""
+        known = self.custody.drop_handoff(request_id)
+        return self.engine.release_handoff(request_id) or known
 
     # --- phase ------------------------------------------------------------------------------------------------
 
@@ -175,7 +215,7 @@ class NodeAgent:
 
     def _advance_phase(self) -> None:
         before = (self.phase.phase, self.phase.state)
-        target = self.phase.advance(self.now(), {stage: len(work) for stage, work in self._work.items()})
+        target = self.phase.advance(self.now(), {stage: self.custody.count(stage) for stage in STAGES})
         if (self.phase.phase, self.phase.state) != before:
             self._report_phase()
         if target is not None:
@@ -205,9 +245,8 @@ class NodeAgent:
 
     def status(self) -> dict[str, Any]:
         engine = self.engine.status()
-        running = engine.running_prefill + engine.running_decode + engine.queued_prefill + engine.queued_decode
-        asked = sum(len(work) for work in self._work.values())
         last = self.phase.last_switch
+        now = self.now()
         return {
             "node": self.name,
             "engine": self.spec.engine,
@@ -232,10 +271,18 @@ class NodeAgent:
             },
             "kv_free_tokens": engine.kv_free_tokens,
             "event_seq": self.events.last_seq,
-            "orphans": max(0, running - asked),
+            "orphans": self._orphans.observe(now, self._surplus(engine)),
+            "held": self.custody.listing(),
+            "handoffs": self.custody.handoffs,
+            "leases_ended": self.custody.leases_ended,
+            "stalled_s": 0.0 if self._busy_since is None else round(max(0.0, now - self._busy_since), 3),
             "last_switch": None if last is None else asdict(last),
             "counters": engine.counters,
         }
+
+    def _surplus(self, engine: EngineStatus) -> int:
+        held = engine.running_prefill + engine.running_decode + engine.queued_prefill + engine.queued_decode
+        return held - sum(self.custody.count(stage) for stage in STAGES)
 
     def snapshot(self) -> dict[str, Any]:
         """The pool's blocks and the newest event they surely include (events after it may be included too)."""

@@ -18,6 +18,7 @@ PhaseName = Literal["prefill", "decode", "mixed"]
 StageName = Literal["prefill", "decode"]
 StateName = Literal["ready", "draining", "switching"]
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode", "mixed")
+STAGES: tuple[StageName, ...] = ("prefill", "decode")
 
 
 class PhaseRefused(Exception):

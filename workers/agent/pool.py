@@ -14,7 +14,7 @@ import secrets
 import struct
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -50,6 +50,16 @@ class _Tail:
     slot: int
     tokens: int
     expires_at: float
+    wanted_by: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Hold:
+    """Blocks pinned for the hand-over of `request_id`."""
+
+    expires_at: float
+    pinned: bytes
+    request_id: str
 
 
 class KvPool:
@@ -68,7 +78,7 @@ class KvPool:
         self._physical = list(range(self.capacity_blocks))
         self._tails: dict[bytes, _Tail] = {}
         self._free_tails = list(range(self.capacity_blocks, file.slots))
-        self._held: list[tuple[float, bytes]] = []
+        self._held: list[_Hold] = []
 
     # --- numbers ----------------------------------------------------------------------------------------------
 
@@ -109,21 +119,36 @@ class KvPool:
         with self._lock:
             self._index.unpin(pinned)
 
-    def hold_until(self, chain: bytes, expires_at: float) -> int:
-        """Pin the leading readable blocks of `chain` until `expires_at`; answers how many."""
+    def hold_until(self, chain: bytes, expires_at: float, request_id: str = "") -> int:
+        """Pin the leading readable blocks of `chain` until `expires_at` or the request's release; answers how many."""
         pinned = self.acquire(chain)
         with self._lock:
-            self._held.append((expires_at, pinned))
+            self._held.append(_Hold(expires_at, pinned, request_id))
         return len(pinned) // HASH_BYTES
+
+    def release_handoff(self, request_id: str) -> bool:
+        """The request's hand-over needs nothing here any more: neither pinned blocks nor a tail. False if it had none."""
+        with self._lock:
+            released = self._let_go([hold for hold in self._held if hold.request_id == request_id])
+            for block, tail in list(self._tails.items()):
+                if request_id in tail.wanted_by:
+                    released = True
+                    tail.wanted_by.discard(request_id)
+                    if not tail.wanted_by:
+                        self._drop_tail(block)
+            return released
+
+    def _let_go(self, holds: list[_Hold]) -> bool:
+        for hold in holds:
+            self._held.remove(hold)
+            self._index.unpin(hold.pinned)
+        return bool(holds)
 
     def expire(self) -> None:
         """Let go of hand-overs whose time is up."""
         now = self._now()
         with self._lock:
-            over = [pinned for expires_at, pinned in self._held if expires_at <= now]
-            self._held = [entry for entry in self._held if entry[0] > now]
-            for pinned in over:
-                self._index.unpin(pinned)
+            self._let_go([hold for hold in self._held if hold.expires_at <= now])
             for block, tail in list(self._tails.items()):
                 if tail.expires_at <= now:
                     self._drop_tail(block)
@@ -220,12 +245,12 @@ class KvPool:
     def _shorten_holds(self, broken: bytes) -> None:
         """Hand-overs no longer protect `broken` and what follows it, so that it can be stored anew."""
         with self._lock:
-            for number, (expires_at, pinned) in enumerate(self._held):
-                blocks = [_at(pinned, index) for index in range(len(pinned) // HASH_BYTES)]
+            for hold in self._held:
+                blocks = [_at(hold.pinned, index) for index in range(len(hold.pinned) // HASH_BYTES)]
                 if broken in blocks:
                     end = blocks.index(broken) * HASH_BYTES
-                    self._held[number] = (expires_at, pinned[:end])
-                    self._index.unpin(pinned[end:])
+                    self._index.unpin(hold.pinned[end:])
+                    hold.pinned = hold.pinned[:end]
 
     def frame(self, block: bytes) -> bytes | None:
         """One block, full or tail, as `length, hash, checksum, bytes`; None where it is not here. The reader checks it."""
@@ -247,12 +272,22 @@ class KvPool:
 
     # --- tails ------------------------------------------------------------------------------------------------
 
-    def put_tail(self, block: bytes, parent: bytes, tokens: int, write: Callable[[Floats], None], until: float) -> bool:
-        """Keep a partial block of `tokens` tokens until `until`; False where no tail slot is free."""
+    def put_tail(
+        self,
+        block: bytes,
+        parent: bytes,
+        tokens: int,
+        write: Callable[[Floats], None],
+        until: float,
+        request_id: str = "",
+    ) -> bool:
+        """Keep a partial block of `tokens` tokens until `until` or the release of all requests that want it; False where no
+        tail slot is free."""
         with self._lock:
             known = self._tails.get(block)
             if known is not None:
                 known.expires_at = max(known.expires_at, until)
+                known.wanted_by.add(request_id)
                 return True
             self.expire()
             if not self._free_tails:
@@ -267,7 +302,7 @@ class KvPool:
         write(view)
         self.file.finish(slot, Record(block, parent, tokens, checksum(view)))
         with self._lock:
-            self._tails[block] = _Tail(slot, tokens, until)
+            self._tails[block] = _Tail(slot, tokens, until, {request_id})
         return True
 
     def tail(self, block: bytes) -> Floats | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import re
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from workers.agent.custody import NOBODY
 from workers.agent.engines.base import DecodeFinished, EngineError, TokenChunk
 from workers.agent.messages import (
     AbortBody,
@@ -22,6 +24,7 @@ from workers.agent.messages import (
     PhaseBody,
     PrefillBody,
     RefsBody,
+    ReleaseBody,
     encode_logprob,
     encode_prefill_result,
     parse_body,
@@ -32,6 +35,8 @@ from workers.agent.node import NodeAgent
 MAX_BODY_BYTES = 32 * 1024 * 1024
 SSE_KEEPALIVE_S = 10.0
 MAX_BLOCKS_PER_READ = 4096
+OWNER_HEADER = "x-switchyard-gateway"
+_OWNER = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 NODES = web.AppKey("nodes", dict[str, NodeAgent])
 Handler = Callable[[web.Request, NodeAgent], Awaitable[web.StreamResponse]]
 logger = structlog.get_logger("switchyard.agent")
@@ -48,6 +53,7 @@ def build_app(nodes: dict[str, NodeAgent], token: str, max_body_bytes: int = MAX
     route("POST", "/nodes/{node}/v1/prefill", _of_node(_prefill))
     route("POST", "/nodes/{node}/v1/decode", _of_node(_decode))
     route("POST", "/nodes/{node}/v1/abort", _of_node(_abort))
+    route("POST", "/nodes/{node}/v1/release", _of_node(_release))
     route("PUT", "/nodes/{node}/v1/phase", _of_node(_phase))
     route("GET", "/nodes/{node}/v1/status", _of_node(_status))
     route("GET", "/nodes/{node}/v1/events", _of_node(_events))
@@ -118,9 +124,18 @@ def _of_node(handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamRe
         node = request.app[NODES].get(request.match_info["node"])
         if node is None:
             raise EngineError(404, "unknown-node", "no node of this name runs here", "node")
+        node.custody.heard(node.now(), _owner(request))
         return await handler(request, node)
 
     return handle
+
+
+def _owner(request: web.Request) -> str:
+    """The gateway process that calls. Raises EngineError 400 for a name that is none."""
+    owner = request.headers.get(OWNER_HEADER, NOBODY)
+    if owner != NOBODY and _OWNER.fullmatch(owner) is None:
+        raise EngineError(400, "bad-field", "expected at most 128 letters, digits and ._:-", OWNER_HEADER)
+    return owner
 
 
 def _no_delay(request: web.Request) -> None:
@@ -152,7 +167,7 @@ async def _status(_request: web.Request, node: NodeAgent) -> web.Response:
 
 async def _prefill(request: web.Request, node: NodeAgent) -> web.Response:
     body = parse_body(await request.read(), PrefillBody)
-    result = await node.prefill(body.job(node.spec.model), body.generation)
+    result = await node.prefill(body.job(node.spec.model), body.generation, _owner(request))
     return web.json_response(encode_prefill_result(result))
 
 
@@ -162,7 +177,7 @@ async def _decode(request: web.Request, node: NodeAgent) -> web.StreamResponse:
     node.admit("decode", job.request_id, body.generation)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     _no_delay(request)
-    items = node.decode(job, body.generation)
+    items = node.decode(job, body.generation, _owner(request))
     async with contextlib.aclosing(_with_keepalive(items)) as lines:  # type: ignore[type-var]
         await response.prepare(request)
         async for line in lines:
@@ -222,6 +237,11 @@ def _sse(document: dict[str, Any]) -> bytes:
 async def _abort(request: web.Request, node: NodeAgent) -> web.Response:
     body = parse_body(await request.read(), AbortBody)
     return web.json_response({"aborted": node.abort(body.request_id)})
+
+
+async def _release(request: web.Request, node: NodeAgent) -> web.Response:
+    body = parse_body(await request.read(), ReleaseBody)
+    return web.json_response({"released": sum(node.release_handoff(name) for name in body.request_ids)})
 
 
 async def _phase(request: web.Request, node: NodeAgent) -> web.Response:

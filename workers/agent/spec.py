@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from workers.agent.custody import LEASE_S
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 PhaseName = Annotated[str, msgspec.Meta(pattern=r"^(prefill|decode|mixed)$")]
@@ -38,7 +40,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class LimitsSpec(msgspec.Struct, frozen=True):
-    """Limits of a node. `kv_tokens` is device KV; `max_queue` is how many accepted requests may wait in the engine."""
+    """Limits of a node. `kv_tokens` is device KV; `max_queue` is how many accepted requests may wait in the engine;
+    a gateway that is silent for `lease_s` loses what it asked for."""
 
     max_decode_batch: Positive = 8
     prefill_chunk_tokens: Positive = 128
@@ -46,6 +49,7 @@ class LimitsSpec(msgspec.Struct, frozen=True):
     max_queue: Positive = 256
     fetch_deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     fetch_parallel: Positive = 2
+    lease_s: Annotated[float, msgspec.Meta(gt=0)] = LEASE_S
 
 
 class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -263,6 +263,9 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> bool:
         """End the request's work in either stage and free what it holds. False if the engine does not know it."""
 
+    def release_handoff(self, request_id: str) -> bool:
+        """Stop keeping the request's computed context for its decode node. False where none is kept."""
+
     async def switch_phase(self, phase: Phase) -> None:
         """Called once the old phase has drained. Returns when the engine is ready for `phase`; keeps the pool."""
 

@@ -130,6 +130,13 @@ class SimulatedEngine:
         self._go_on(now)
         return known
 
+    def release_handoff(self, request_id: str) -> bool:
+        now = self._catch_up()
+        released = self.node.release_handoff(request_id)
+        if released:
+            self._go_on(now)
+        return released
+
     # --- views ------------------------------------------------------------------------------------------------
 
     def status(self) -> EngineStatus:

@@ -177,6 +177,9 @@ class ReferenceEngine:
             self._drop(task)
         return bool(found)
 
+    def release_handoff(self, request_id: str) -> bool:
+        return self._pool.release_handoff(request_id)
+
     def _check(self, ids: Sequence[int], device_tokens: int) -> None:
         if self._closed:
             raise EngineError(503, "shutting-down", "the node is stopping")

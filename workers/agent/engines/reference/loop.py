@@ -166,6 +166,8 @@ class EngineLoop:
 
     def _end_aborted(self, task: Task) -> None:
         if task.stage == "prefill":
+            self._pool.release_handoff(task.request_id)
+        if task.stage == "prefill":
             self._end(task, EngineError(409, "aborted", "the request was aborted"))
         else:
             self._end(task, self._decode_finished(task, "abort"))
@@ -264,7 +266,9 @@ class EngineLoop:
     def _hand_over(self, task: Task, wanted: bool) -> Handoff:
         """Pin the prompt's blocks and keep its tail for the decode node. What the pool could not keep is left out."""
         expires_at = time.time() + (HANDOFF_PIN_S if wanted else 0.0)
-        blocks = self._pool.hold_until(task.chain, expires_at) if wanted else self._pool.lookup(task.chain)
+        blocks = (
+            self._pool.hold_until(task.chain, expires_at, task.request_id) if wanted else self._pool.lookup(task.chain)
+        )
         chain = task.chain[: blocks * HASH_BYTES]
         tail_tokens = len(task.ids) - blocks * self._block_tokens
         tail_hash = task.tail_hash if blocks == task.prompt_blocks and tail_tokens else None
@@ -277,7 +281,9 @@ class EngineLoop:
                 block[:, :, :, :tail_tokens] = self._kv.block(table, blocks)[:, :, :, :tail_tokens]
 
             parent = chain[-HASH_BYTES:] or bytes(HASH_BYTES)
-            if not wanted or not self._pool.put_tail(tail_hash, parent, tail_tokens, write, expires_at):
+            if not wanted or not self._pool.put_tail(
+                tail_hash, parent, tail_tokens, write, expires_at, task.request_id
+            ):
                 tail_hash = None
         tokens_in_tail = tail_tokens if tail_hash is not None else 0
         return Handoff(
