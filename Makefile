@@ -6,7 +6,7 @@ RUN := $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fix smoke lock clean pictures openapi
+.PHONY: help run test check fix smoke lock clean pictures openapi bench-index
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ smoke: $(VENV)/dev-installed ## the whole product once, end to end, on free port
 
 check: $(VENV)/dev-installed ## lint, format, types, import contracts, deployment check, migrations, OpenAPI drift
 	@$(RUN) -m tools.check
+
+bench-index: $(VENV)/run-installed ## speed and memory of the KV directory (PEER=PYTHON with ai-dynamo-runtime to compare)
+	@$(RUN) -m bench.index $(if $(PEER),--peer $(PEER))
 
 fix: $(VENV)/dev-installed ## format and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .

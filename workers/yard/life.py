@@ -39,7 +39,7 @@ class RequestLife:
         self._m.outcomes.arrived()
         self._m.fleet.load.arrived_one(now)
         self._m.tell_kv(now, kv_events.RequestSeen(request.request_id, request.branch, request.prompt))
-        held_blocks = max((match.blocks for match in self._m.kv.match(request.prompt)), default=0)
+        held_blocks = max(self._m.kv.held(request.prompt).values(), default=0)
         held_tokens = held_blocks * request.prompt.block_tokens
         state.uncached_estimate_tokens = max(1, request.prompt.tokens - held_tokens)
         state.in_flow = True
@@ -125,7 +125,7 @@ class RequestLife:
 
     def _start_prefill(self, now: float, state: RequestState) -> bool:
         """Sends the prompt (and what was already answered) to the best node; False when there is none."""
-        matches = {match.node: match.blocks for match in self._m.kv.match(state.request.prompt)}
+        matches = self._m.kv.held(state.request.prompt)
         choice = self._m.placement.choose_prefill(now, state, matches, self._m.home(state, "prefill"))
         if choice.node is None or choice.predicted_ttft_s is None:
             state.reason = choice.reason
