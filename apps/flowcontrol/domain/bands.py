@@ -8,7 +8,8 @@ from typing import Final
 
 from apps.flowcontrol.domain.commands import Outcome
 from apps.flowcontrol.domain.config import BandConfig
-from apps.flowcontrol.domain.fairness import FAIRNESS, FairnessPolicy
+from apps.flowcontrol.domain.fairness import FairnessPolicy
+from apps.flowcontrol.domain.metered_fairness import FAIRNESS
 from apps.flowcontrol.domain.ordering import LINES, Line
 from apps.flowcontrol.domain.waiting import Place, Waiting
 
@@ -42,6 +43,7 @@ class Band:
     def __init__(self, config: BandConfig, configured: bool) -> None:
         self.config = config
         self.configured = configured
+        self.ceiling = config.ceiling
         self.waiting_bytes = 0
         self.in_flight = 0
         self.credit = 0.0
@@ -71,7 +73,7 @@ class Band:
         """Everything that waits here, by arrival (withdrawn requests last)."""
         return iter(self._members.values())
 
-    def reconfigure(self, config: BandConfig, configured: bool) -> None:
+    def reconfigure(self, now: float, config: BandConfig, configured: bool) -> None:
         """Take a new configuration; the waiting requests are lined up again where a policy changed."""
         before = self.config
         self.config = config
@@ -81,32 +83,40 @@ class Band:
             self._lines = {}
             arrivals = sorted(self._members.values(), key=lambda w: w.order)
             for waiting in (w for w in arrivals if not w.withdrawn):
-                self._line_up(waiting)
+                self._line_up(now, waiting)
             for waiting in (w for w in reversed(arrivals) if w.withdrawn):
-                self._line_up(waiting)
+                self._line_up(now, waiting)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, now: float, waiting: Waiting) -> None:
         """A request joins its line."""
         self._members[waiting.order] = waiting
         self.waiting_bytes += waiting.request.bytes
         if waiting.request.starts_branch:
             self._starters[waiting.order] = waiting
-        self._line_up(waiting)
+        self._line_up(now, waiting)
 
-    def take_next(self) -> Waiting:
+    def peek(self) -> Waiting:
+        """The next request by fairness and ordering; only while something waits."""
+        return self._fairness.next_line().peek()
+
+    def take_next(self, now: float) -> Waiting:
         """Remove and answer the next request by fairness and ordering; only while something waits."""
         line = self._fairness.next_line()
         waiting = line.pop()
-        self._fairness.dispatched(line, waiting.request)
+        self._fairness.dispatched(now, line, waiting)
         self._leave(waiting, line)
         return waiting
 
-    def give_back(self, waiting: Waiting) -> None:
+    def give_back(self, now: float, waiting: Waiting) -> None:
         """A dispatched request returns to the head of its line."""
         waiting.withdrawn = True
-        self.add(waiting)
+        self.add(now, waiting)
         line = self._lines[self._fairness.line_key(waiting.request)]
-        self._fairness.returned(line, waiting.request)
+        self._fairness.returned(now, line, waiting)
+
+    def settle(self, now: float, waiting: Waiting, tokens: int) -> None:
+        """A dispatched request cost `tokens` more (below 0: fewer) than was expected."""
+        self._fairness.settled(now, waiting, tokens)
 
     def remove(self, waiting: Waiting) -> None:
         """A request stops waiting without being dispatched."""
@@ -149,13 +159,13 @@ class Band:
         assert starters == set(self._starters), f"{name}: branch starters differ"
         assert sum(self.dispatched_by_flow.values()) == self.dispatched_total, f"{name}: flow counts differ"
 
-    def _line_up(self, waiting: Waiting) -> None:
+    def _line_up(self, now: float, waiting: Waiting) -> None:
         key = self._fairness.line_key(waiting.request)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = LINES[self.config.ordering](key)
             line.push(waiting)
-            self._fairness.filled(line)
+            self._fairness.filled(now, line)
         else:
             line.push(waiting)
 

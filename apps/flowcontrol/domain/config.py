@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-FAIRNESS_POLICIES = ("round-robin", "global-strict")
-ORDERING_POLICIES = ("fcfs", "edf")
-DETECTORS = ("concurrency", "off")
-DETECTOR_MODES = ("requests",)
+from apps.flowcontrol.domain.fields import Fields, FlowConfigError
+
+__all__ = ["BandConfig", "CeilingConfig", "FlowConfig", "FlowConfigError", "StageConfig"]
+
+FAIRNESS_POLICIES = ("round-robin", "global-strict", "token-fair", "least-attained-service")
+ORDERING_POLICIES = ("fcfs", "edf", "slo-deadline", "continue-first")
+DETECTORS = ("concurrency", "utilization", "predicted-ttft", "off")
+DETECTOR_MODES = ("requests", "tokens", "hybrid")
+CEILING_POLICIES = ("static", "priority-holdback")
 DEFAULT_BAND_NAME = "default"
 DEFAULT_EMPTY_POOL_TTL_S = 30.0
-
-
-class FlowConfigError(ValueError):
-    """A configuration that cannot be used: `field` is its path in the document, `expected` what belongs there."""
-
-    def __init__(self, field: str, expected: str, got: object) -> None:
-        super().__init__(f"{field}: expected {expected}, got {got!r}")
-        self.field = field
-        self.expected = expected
+MOST_SHARED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,8 @@ class BandConfig:
     """One priority band. `None` limits mean no limit; `ttl_s` None means the global default.
 
     `ceiling`: the band is dispatched only while each stage's saturation is below it. `min_share`: the share of
-    dispatches it is guaranteed while it waits, whatever waits above it; 0 keeps the strict order.
+    dispatches it is guaranteed while it waits, whatever waits above it; 0 keeps the strict order. `ttft_budget_s`: what
+    the `predicted-ttft` detector may let this band's first token take; None takes the stage's.
     """
 
     name: str
@@ -41,6 +38,7 @@ class BandConfig:
     ttl_s: float | None = None
     ceiling: float = 1.0
     min_share: float = 0.0
+    ttft_budget_s: float | None = None
 
     @property
     def sheddable(self) -> bool:
@@ -50,11 +48,37 @@ class BandConfig:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """The gate of one stage: `limit_per_node` requests on each healthy node; None (`auto`) takes what engines report."""
+    """The gate of one stage; the detector says which fields count.
+
+    `concurrency`: at most `limit_per_node` requests and/or `token_limit_per_node` tokens on each healthy node, by
+    `mode`; None (`auto`) follows what the engines report. `utilization`: a node is full at `queue_threshold` waiting
+    requests or a KV usage of `kv_threshold`, and as soon as its last report is older than `stale_after_s`.
+    `predicted-ttft`: full when the best node's predicted TTFT is above the band's budget, else above `ttft_budget_s`.
+    """
 
     detector: str = "concurrency"
     mode: str = "requests"
     limit_per_node: int | None = None
+    token_limit_per_node: int | None = None
+    queue_threshold: float = 5.0
+    kv_threshold: float = 0.8
+    stale_after_s: float = 3.0
+    ttft_budget_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingConfig:
+    """`static` takes each band's own ceiling; `priority-holdback` also lowers them with the band's rank, linearly from
+    1.0 for the highest band to `min_ceiling` for the lowest."""
+
+    policy: str = "static"
+    min_ceiling: float = 0.5
+
+    def of_rank(self, rank: int, bands: int) -> float:
+        """The ceiling of the band of this rank (0 is the highest) among `bands`."""
+        if self.policy == "static" or bands < 2:
+            return 1.0
+        return 1.0 - (1.0 - self.min_ceiling) * rank / (bands - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +94,7 @@ class FlowConfig:
     default_ttl_s: float | None = None
     empty_pool_ttl_s: float = DEFAULT_EMPTY_POOL_TTL_S
     displacement: bool = True
+    ceilings: CeilingConfig = CeilingConfig()
 
     def band_for(self, name: str, priority: int | None) -> BandConfig:
         """The configured band of this name, else one of its own made from the default template."""
@@ -86,111 +111,29 @@ class FlowConfig:
         raw_bands = document.get("bands", [])
         if not isinstance(raw_bands, list):
             raise FlowConfigError("bands", "a list of bands", raw_bands)
-        bands = tuple(_band(_Fields(raw, f"bands[{index}]"), None) for index, raw in enumerate(raw_bands))
+        bands = tuple(_band(Fields(raw, f"bands[{index}]"), None) for index, raw in enumerate(raw_bands))
         _refuse_repeats(bands)
         default = BandConfig(name=DEFAULT_BAND_NAME, priority=0)
         if document.get("default_band") is not None:
-            default = _band(_Fields(document["default_band"], "default_band"), default)
-        flow = _Fields(document.get("flow") or {}, "flow")
+            default = _band(Fields(document["default_band"], "default_band"), default)
+        flow = Fields(document.get("flow") or {}, "flow")
         config = FlowConfig(
             bands=bands,
             default_band=default,
-            prefill=_stage(_Fields(flow.raw.get("prefill") or {}, "flow.prefill")),
-            decode=_stage(_Fields(flow.raw.get("decode") or {}, "flow.decode")),
+            prefill=_stage(flow.section("prefill")),
+            decode=_stage(flow.section("decode")),
             max_requests=flow.limit("max_requests"),
             max_bytes=flow.limit("max_bytes"),
             default_ttl_s=flow.seconds("default_ttl_s"),
             empty_pool_ttl_s=flow.number("empty_pool_ttl_s", DEFAULT_EMPTY_POOL_TTL_S, low=0.0),
             displacement=flow.flag("displacement", True),
+            ceilings=_ceilings(flow.section("ceilings")),
         )
-        flow.refuse_others("prefill", "decode")
+        flow.refuse_others()
         return config
 
 
-@dataclass(slots=True)
-class _Fields:
-    """Typed access to one object of the document; remembers what was read so that unknown fields can be named."""
-
-    raw: Any
-    path: str
-    seen: set[str] | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.raw, Mapping):
-            raise FlowConfigError(self.path, "an object", self.raw)
-        self.seen = set()
-
-    def _get(self, name: str) -> Any:
-        assert self.seen is not None
-        self.seen.add(name)
-        return self.raw.get(name)
-
-    def text(self, name: str, default: str | None) -> str:
-        value = self._get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str) or not value:
-            raise FlowConfigError(f"{self.path}.{name}", "a non-empty text", value)
-        return value
-
-    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        value = self._get(name)
-        if value is None:
-            return default
-        if value not in allowed:
-            raise FlowConfigError(f"{self.path}.{name}", "one of " + ", ".join(allowed), value)
-        return str(value)
-
-    def integer(self, name: str, default: int | None) -> int:
-        value = self._get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise FlowConfigError(f"{self.path}.{name}", "a whole number", value)
-        return value
-
-    def limit(self, name: str) -> int | None:
-        value = self._get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise FlowConfigError(f"{self.path}.{name}", "a whole number from 1, or null for no limit", value)
-        return value
-
-    def number(self, name: str, default: float, low: float, high: float = math.inf) -> float:
-        value = self._get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-            upto = "" if high == math.inf else f" to {high:g}"
-            raise FlowConfigError(f"{self.path}.{name}", f"a number from {low:g}{upto}", value)
-        return float(value)
-
-    def seconds(self, name: str) -> float | None:
-        value = self._get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise FlowConfigError(f"{self.path}.{name}", "seconds above 0, or null for the default", value)
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise FlowConfigError(f"{self.path}.{name}", "true or false", value)
-        return value
-
-    def refuse_others(self, *also_known: str) -> None:
-        assert self.seen is not None
-        for name in self.raw:
-            if name not in self.seen and name not in also_known:
-                known = ", ".join(sorted(self.seen.union(also_known)))
-                raise FlowConfigError(f"{self.path}.{name}", f"no such field (known: {known})", self.raw[name])
-
-
-def _band(fields: _Fields, template: BandConfig | None) -> BandConfig:
+def _band(fields: Fields, template: BandConfig | None) -> BandConfig:
     band = BandConfig(
         name=fields.text("name", template.name if template else None),
         priority=fields.integer("priority", template.priority if template else None),
@@ -200,21 +143,37 @@ def _band(fields: _Fields, template: BandConfig | None) -> BandConfig:
         max_bytes=fields.limit("max_bytes"),
         ttl_s=fields.seconds("ttl_s"),
         ceiling=fields.number("ceiling", 1.0, low=0.0, high=1.0),
-        min_share=fields.number("min_share", 0.0, low=0.0, high=0.9),
+        min_share=fields.number("min_share", 0.0, low=0.0, high=MOST_SHARED),
+        ttft_budget_s=fields.seconds("ttft_budget_s"),
     )
     fields.refuse_others()
     return band
 
 
-def _stage(fields: _Fields) -> StageConfig:
-    limit = fields.raw.get("limit_per_node")
+def _stage(fields: Fields) -> StageConfig:
+    default = StageConfig()
     stage = StageConfig(
-        detector=fields.choice("detector", "concurrency", DETECTORS),
-        mode=fields.choice("mode", "requests", DETECTOR_MODES),
-        limit_per_node=None if limit == "auto" else fields.limit("limit_per_node"),
+        detector=fields.choice("detector", default.detector, DETECTORS),
+        mode=fields.choice("mode", default.mode, DETECTOR_MODES),
+        limit_per_node=fields.limit("limit_per_node", auto=True),
+        token_limit_per_node=fields.limit("token_limit_per_node", auto=True),
+        queue_threshold=fields.number("queue_threshold", default.queue_threshold, low=0.0, above=True),
+        kv_threshold=fields.number("kv_threshold", default.kv_threshold, low=0.0, high=1.0, above=True),
+        stale_after_s=fields.number("stale_after_s", default.stale_after_s, low=0.0, above=True),
+        ttft_budget_s=fields.number("ttft_budget_s", default.ttft_budget_s, low=0.0, above=True),
     )
-    fields.refuse_others("limit_per_node")
+    fields.refuse_others()
     return stage
+
+
+def _ceilings(fields: Fields) -> CeilingConfig:
+    default = CeilingConfig()
+    ceilings = CeilingConfig(
+        policy=fields.choice("policy", default.policy, CEILING_POLICIES),
+        min_ceiling=fields.number("min_ceiling", default.min_ceiling, low=0.0, high=1.0),
+    )
+    fields.refuse_others()
+    return ceilings
 
 
 def _refuse_repeats(bands: tuple[BandConfig, ...]) -> None:
@@ -227,5 +186,5 @@ def _refuse_repeats(bands: tuple[BandConfig, ...]) -> None:
             raise FlowConfigError(f"bands[{index}].priority", "a priority no other band has", band.priority)
         names.add(band.name)
         priorities.add(band.priority)
-    if sum(band.min_share for band in bands) > 0.9:
+    if sum(band.min_share for band in bands) > MOST_SHARED + 1e-9:
         raise FlowConfigError("bands", "min_share of all bands together at most 0.9", [b.min_share for b in bands])

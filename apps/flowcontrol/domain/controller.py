@@ -16,7 +16,6 @@ from apps.flowcontrol.domain.commands import Command, Dispatch, Drop, Outcome
 from apps.flowcontrol.domain.config import FlowConfig
 from apps.flowcontrol.domain.deadlines import DeadlineQueue
 from apps.flowcontrol.domain.events import (
-    STAGES,
     Cancel,
     Drain,
     Enqueue,
@@ -31,8 +30,9 @@ from apps.flowcontrol.domain.events import (
     Tick,
     Withdraw,
 )
-from apps.flowcontrol.domain.saturation import SaturationDetector, StageLoad, make_detector
-from apps.flowcontrol.domain.snapshot import FlowSnapshot, FlowTotals, StageSnapshot, band_snapshot
+from apps.flowcontrol.domain.expectations import OutputExpectation
+from apps.flowcontrol.domain.gates import Gates
+from apps.flowcontrol.domain.snapshot import FlowSnapshot, FlowTotals, band_snapshot
 from apps.flowcontrol.domain.waiting import Place, Waiting
 
 NO_ENDPOINTS: Final = "no healthy node serves this model"
@@ -60,15 +60,14 @@ class FlowController:
         self._bands: dict[str, Band] = {}
         self._by_priority: list[Band] = []
         self._guaranteed: list[Band] = []
-        self._stages: dict[Stage, StageLoad] = {stage: StageLoad(stage) for stage in STAGES}
-        self._prefill = self._stages["prefill"]
-        self._decode = self._stages["decode"]
+        self._gates = Gates()
         self._deadlines = DeadlineQueue()
         self._empty_deadlines = DeadlineQueue()
         self._empty_since: float | None = -inf
         self._retry_at = inf
         self._draining = False
         self._predicted_ttft_s: float | None = None
+        self._expectation = OutputExpectation()
         self._meter = RateMeter()
         self._order = 0
         self._arrived = 0
@@ -88,7 +87,7 @@ class FlowController:
             Drain: self._on_drain,
             Tick: self._on_tick,
         }
-        self._configure(config)
+        self._configure(0.0, config)
 
     # --- the machine ---------------------------------------------------------------------------------------------
 
@@ -108,9 +107,14 @@ class FlowController:
         earliest = min(self._retry_at, self._deadlines.earliest(), self._empty_deadlines.earliest())
         return None if earliest == inf else earliest
 
-    def saturation(self, stage: Stage) -> float:
+    def saturation(self, now: float, stage: Stage) -> float:
         """1.0 is full; more when a limit was lowered under running requests; infinite without a node."""
-        return self._detectors[stage].saturation(self._stages[stage])
+        return self._gates.saturation(now, stage)
+
+    @property
+    def wants_predictions(self) -> bool:
+        """Somebody waits for the predicted TTFT to fall: report it again as work is done."""
+        return self._waiting > 0 and self._gates.wants_predictions
 
     @property
     def totals(self) -> FlowTotals:
@@ -135,18 +139,13 @@ class FlowController:
     def snapshot(self, now: float) -> FlowSnapshot:
         """Everything a page shows, bands from the highest priority down."""
         return FlowSnapshot(
-            bands=tuple(band_snapshot(now, band, self._expected_wait_s(now, band)) for band in self._by_priority),
-            stages={
-                stage: StageSnapshot(
-                    saturation=self.saturation(stage),
-                    in_flight=load.running,
-                    announced=load.announced,
-                    limit=self._detectors[stage].limit(load),
-                )
-                for stage, load in self._stages.items()
-            },
+            bands=tuple(
+                band_snapshot(now, band, self._expected_wait_s(now, band), self._why_waiting(now, band))
+                for band in self._by_priority
+            ),
+            stages=self._gates.snapshot(now),
             totals=self.totals,
-            gating_stage=self._gating_stage(),
+            gating_stage=self._gates.fullest_if_full(now) if self._waiting else None,
         )
 
     def check_integrity(self) -> None:
@@ -156,10 +155,9 @@ class FlowController:
         assert t.arrived == gone + t.waiting, f"arrived {t.arrived}, left {gone}, waiting {t.waiting}"
         assert t.waiting == sum(band.waiting_requests for band in self._by_priority), "waiting and bands differ"
         assert t.waiting_bytes == sum(band.waiting_bytes for band in self._by_priority), "waiting bytes differ"
-        places = [request.place for request in self._requests.values()]
-        assert places.count(Place.WAITING) == t.waiting, "waiting and places differ"
-        assert places.count(Place.PREFILL) == self._prefill.running == self._decode.announced, "prefill places differ"
-        assert places.count(Place.DECODE) == self._decode.running, "decode places differ"
+        waiting = sum(request.place is Place.WAITING for request in self._requests.values())
+        assert waiting == t.waiting, "waiting and places differ"
+        self._gates.check_integrity(self._requests.values())
         for band in self._by_priority:
             band.check_integrity()
 
@@ -174,7 +172,8 @@ class FlowController:
             band = self._new_band(request)
         self._arrived += 1
         self._order += 1
-        waiting = Waiting(request, band, self._order, now)
+        output_tokens = self._expectation.expect(request.flow_id, request.output_tokens)
+        waiting = Waiting(request, band, self._order, now, output_tokens)
         if self._draining:
             self._refuse(now, waiting, Outcome.REJECTED_SHUTTING_DOWN, SHUTTING_DOWN, out)
         elif self._empty_since is not None and self.config.empty_pool_ttl_s == 0:
@@ -196,7 +195,7 @@ class FlowController:
         if waiting.place is Place.WAITING:
             self._evict(now, waiting, Outcome.EVICTED_CONTEXT_CANCELLED, "the client closed the connection", out)
         else:
-            self._free_places(waiting)
+            self._gates.free(waiting)
             self._forget(waiting)
 
     def _on_stage_released(self, now: float, event: StageReleased, out: list[Command]) -> None:
@@ -204,18 +203,21 @@ class FlowController:
         if waiting is None or waiting.place is Place.WAITING:
             return
         if event.stage == "decode":
-            self._free_places(waiting)
+            self._gates.free(waiting)
             self._forget(waiting)
+            if event.tokens is not None:
+                self._expectation.learn(waiting.request.flow_id, event.tokens)
+                waiting.band.settle(now, waiting, event.tokens - waiting.output_tokens)
         elif waiting.place is Place.PREFILL:
-            self._free_places(waiting)
-            self._decode.running += 1
-            waiting.place = Place.DECODE
+            self._gates.finish_prefill(waiting)
+            if event.tokens is not None:
+                waiting.band.settle(now, waiting, event.tokens - waiting.request.uncached_tokens)
 
     def _on_withdraw(self, now: float, event: Withdraw, out: list[Command]) -> None:
         waiting = self._requests.get(event.request_id)
         if waiting is None or waiting.place is Place.WAITING:
             return
-        self._free_places(waiting)
+        self._gates.free(waiting)
         self._dispatched -= 1
         waiting.band.in_flight -= 1
         waiting.band.uncount_dispatch(waiting.request.flow_id)
@@ -223,33 +225,26 @@ class FlowController:
             self._refuse(now, waiting, Outcome.EVICTED_SHUTTING_DOWN, SHUTTING_DOWN, out)
             return
         waiting.place = Place.WAITING
-        waiting.band.give_back(waiting)
+        waiting.band.give_back(now, waiting)
         self._count_waiting(waiting, 1)
         self._watch_deadline(waiting)
         self._retry_at = min(self._retry_at, now + WITHDRAWN_RETRY_S)
 
     def _on_pool_changed(self, now: float, event: PoolChanged, out: list[Command]) -> None:
-        load = self._stages[event.stage]
-        load.healthy_nodes = event.healthy_nodes
-        load.reported_limit = event.reported_limit
-        empty = any(load.healthy_nodes <= 0 for load in self._stages.values())
-        if empty and self._empty_since is None:
-            self._empty_since = now
-        elif not empty:
+        self._gates.pool_changed(event)
+        if not self._gates.empty:
             self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
         self._rewatch_empty_pool()
 
     def _on_observation(self, now: float, event: NodeReport | PredictedTtft, out: list[Command]) -> None:
         if isinstance(event, PredictedTtft):
             self._predicted_ttft_s = event.seconds
-            observers = list(self._detectors.values())
-        else:
-            observers = [self._detectors[event.stage]]
-        for detector in observers:
-            detector.observe(now, event)
+        self._gates.observe(event)
 
     def _on_reconfigure(self, now: float, event: Reconfigure, out: list[Command]) -> None:
-        self._configure(event.config)
+        self._configure(now, event.config)
 
     def _on_drain(self, now: float, event: Drain, out: list[Command]) -> None:
         self._draining = True
@@ -262,29 +257,31 @@ class FlowController:
     # --- dispatching ---------------------------------------------------------------------------------------------
 
     def _dispatch_while_room(self, now: float, out: list[Command]) -> None:
+        """Releases all there is room for. A next request that is too large for the room left is waited for, so that it is
+        not passed by smaller ones for ever."""
         self._retry_at = inf
         while self._waiting:
-            saturation = max(
-                self._prefill_detector.saturation(self._prefill), self._decode_detector.saturation(self._decode)
-            )
+            saturation = self._gates.shared_saturation(now)
             if saturation >= 1.0:
                 return
-            guaranteed = self._due_share(saturation) if self._guaranteed else None
-            band = guaranteed if guaranteed is not None else self._highest(saturation)
-            if band is None:
+            guaranteed = self._due_share(now, saturation) if self._guaranteed else None
+            band = guaranteed if guaranteed is not None else self._highest(now, saturation)
+            if band is None or not self._gates.next_fits(band):
                 return
             self._dispatch_one(now, band, guaranteed is not None, out)
 
-    def _highest(self, saturation: float) -> Band | None:
-        """The highest band that waits and whose ceiling lets it."""
+    def _highest(self, now: float, saturation: float) -> Band | None:
+        """The highest band that waits and that may go."""
         for band in self._by_priority:
-            if band.waiting_requests and saturation < band.config.ceiling:
+            if band.waiting_requests and self._gates.may_go(now, band, saturation):
                 return band
         return None
 
-    def _due_share(self, saturation: float) -> Band | None:
+    def _due_share(self, now: float, saturation: float) -> Band | None:
         """The band that is owed most of its guaranteed share, if any is owed a whole dispatch."""
-        due = [band for band in self._guaranteed if band.credit > 1 - 1e-9 and saturation < band.config.ceiling]
+        due = [
+            band for band in self._guaranteed if band.credit > 1 - 1e-9 and self._gates.may_go(now, band, saturation)
+        ]
         return max(due, key=lambda band: band.credit) if due else None
 
     def _dispatch_one(self, now: float, band: Band, by_share: bool, out: list[Command]) -> None:
@@ -292,31 +289,18 @@ class FlowController:
             if waiting_band.waiting_requests:
                 waiting_band.credit = min(waiting_band.credit + waiting_band.config.min_share, 2.0)
         band.credit = max(0.0, band.credit - 1.0)
-        waiting = band.take_next()
+        waiting = band.take_next(now)
         self._count_waiting(waiting, -1)
-        waiting.place = Place.PREFILL
-        self._prefill.running += 1
-        self._decode.announced += 1
+        self._gates.take(waiting)
         self._dispatched += 1
         self._meter.count(now)
         band.in_flight += 1
         request = waiting.request
         band.count_dispatch(now, request.flow_id)
         why = "is owed its share" if by_share else "is the highest band waiting"
-        reason = (
-            f"band {band.name} ({band.config.priority}) {why}, {band.explanation}; "
-            f"prefill {self._prefill.requests}/{self._prefill_detector.limit(self._prefill)}, "
-            f"decode {self._decode.requests}/{self._decode_detector.limit(self._decode)} taken"
-        )
+        reason = f"band {band.name} ({band.config.priority}) {why}, {band.explanation}; {self._gates.describe()}"
         code = "min-share" if by_share else "highest-priority"
         out.append(Dispatch(request.request_id, band.name, request.flow_id, now - waiting.enqueued_at, code, reason))
-
-    def _free_places(self, waiting: Waiting) -> None:
-        if waiting.place is Place.PREFILL:
-            self._prefill.running -= 1
-            self._decode.announced -= 1
-        elif waiting.place is Place.DECODE:
-            self._decode.running -= 1
 
     def _forget(self, waiting: Waiting) -> None:
         """A dispatched request is over."""
@@ -333,7 +317,7 @@ class FlowController:
             ttl_s = min(ttl_s, request.ttl_s)
         waiting.deadline_at = now + ttl_s
         self._requests[request.request_id] = waiting
-        waiting.band.add(waiting)
+        waiting.band.add(now, waiting)
         self._count_waiting(waiting, 1)
         self._watch_deadline(waiting)
 
@@ -392,23 +376,18 @@ class FlowController:
 
     # --- configuration and estimates -----------------------------------------------------------------------------
 
-    def _configure(self, config: FlowConfig) -> None:
+    def _configure(self, now: float, config: FlowConfig) -> None:
+        self._gates.configure(config)
         self.config = config
-        self._prefill_detector = make_detector(config.prefill)
-        self._decode_detector = make_detector(config.decode)
-        self._detectors: dict[Stage, SaturationDetector] = {
-            "prefill": self._prefill_detector,
-            "decode": self._decode_detector,
-        }
         configured = {band.name: band for band in config.bands}
         for name, band_config in configured.items():
             if name in self._bands:
-                self._bands[name].reconfigure(band_config, True)
+                self._bands[name].reconfigure(now, band_config, True)
             else:
                 self._bands[name] = Band(band_config, True)
         for name, band in self._bands.items():
             if name not in configured:
-                band.reconfigure(band.config, False)
+                band.reconfigure(now, band.config, False)
         self._drop_unused_bands(0)
         self._sort_bands()
         self._rewatch_empty_pool()
@@ -431,12 +410,18 @@ class FlowController:
     def _sort_bands(self) -> None:
         self._by_priority = sorted(self._bands.values(), key=lambda b: (-b.config.priority, not b.configured, b.name))
         self._guaranteed = [band for band in self._by_priority if band.config.min_share > 0]
+        for rank, band in enumerate(self._by_priority):
+            band.ceiling = min(band.config.ceiling, self.config.ceilings.of_rank(rank, len(self._by_priority)))
 
-    def _gating_stage(self) -> Stage | None:
-        if not self._waiting:
+    def _why_waiting(self, now: float, band: Band) -> str | None:
+        """What the band's next request waits for, in words; None while it has none."""
+        if not band.waiting_requests:
             return None
-        fullest = max(STAGES, key=self.saturation)
-        return fullest if self.saturation(fullest) >= 1.0 else None
+        closed = self._gates.why_closed(now, band)
+        if closed is not None:
+            return closed
+        ahead = next((other for other in self._by_priority if other.waiting_requests), band)
+        return f"band {ahead.name} goes first" if ahead is not band else "its turn is next"
 
     def _expected_wait_s(self, now: float, band: Band) -> float | None:
         ahead = sum(

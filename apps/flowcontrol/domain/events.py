@@ -17,7 +17,8 @@ class FlowRequest:
 
     `band` is the name of its priority band; `priority` is used only when no band of that name is configured, which
     then gets its own band from the default template. `ttl_s` can only shorten the band's. `starts_branch`: it begins
-    new agent work, so under pressure it is shed before a turn of work that is under way.
+    new agent work, so under pressure it is shed before a turn of work that is under way. `output_tokens` is what it may
+    produce at most; `weight` its tenant's share among the flows of a `token-fair` band.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class FlowRequest:
     program: str | None = None
     tenant: str = ""
     priority: int | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,15 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class StageReleased:
     """A dispatched request left a stage. `prefill` frees its prefill place and turns the announced decode place into a
-    running one; `decode` is the end of the request and frees whatever it still holds. Unknown ids are ignored."""
+    running one; `decode` is the end of the request and frees whatever it still holds. Unknown ids are ignored.
+
+    `tokens`: what the request really cost in the stage (prompt tokens computed, tokens produced); it corrects what was
+    expected of it. None where that is not known, or where the request was broken off.
+    """
 
     request_id: str
     stage: Stage
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +78,37 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class PoolChanged:
-    """How many healthy nodes serve a stage now, and how many requests they say they take together (for `auto` limits)."""
+    """How many healthy nodes serve a stage now, and what they say they take together, in requests and in tokens.
+
+    The reported limits count where a limit is `auto`. `nodes` names the healthy ones for detectors that look at each.
+    """
 
     stage: Stage
     healthy_nodes: int
     reported_limit: int | None = None
+    reported_tokens: int | None = None
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node's own load, for detectors that look at it. `at` is when the node measured it."""
+    """A node's own load in a stage: requests that wait and that run there. `at` is when the node measured it."""
 
     node: str
     stage: Stage
     queue_depth: int
     kv_usage_ratio: float
     at: float
+    running: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedTtft:
-    """The best node's predicted TTFT for a request arriving now; also used for Retry-After."""
+    """The best node's predicted TTFT for a request placed now; also used for Retry-After.
+
+    The `predicted-ttft` detector lets one request through for each prediction, since every placement changes it: report
+    again after each `Dispatch` was placed, and as work is done.
+    """
 
     seconds: float
 

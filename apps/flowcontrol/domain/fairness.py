@@ -1,8 +1,8 @@
-"""Whose turn it is among the lines of a band.
+"""Whose turn it is among the lines of a band, when every line counts alike: `round-robin` and `global-strict`.
 
 A policy says which line a request stands in (its flow, the whole band, its program ...) and picks the next line among
-those that hold requests; it never sees an empty one. It is told what each dispatched request costs and when a request
-ends, which is what policies that count tokens or service need.
+those that hold requests; it never sees an empty one, so idle flows cost nothing. It is told what each dispatched request
+is expected to cost and later what it did cost, which is what the policies of `metered_fairness` count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 
 from apps.flowcontrol.domain.events import FlowRequest
 from apps.flowcontrol.domain.ordering import Line
+from apps.flowcontrol.domain.waiting import Waiting
 
 
 class FairnessPolicy(Protocol):
@@ -24,7 +25,7 @@ class FairnessPolicy(Protocol):
         """The line this request waits in."""
         ...
 
-    def filled(self, line: Line) -> None:
+    def filled(self, now: float, line: Line) -> None:
         """The line holds its first request."""
         ...
 
@@ -36,12 +37,16 @@ class FairnessPolicy(Protocol):
         """The line whose first request is next. Asking changes nothing."""
         ...
 
-    def dispatched(self, line: Line, request: FlowRequest) -> None:
+    def dispatched(self, now: float, line: Line, waiting: Waiting) -> None:
         """A request of this line was dispatched; `emptied` follows if it was the last."""
         ...
 
-    def returned(self, line: Line, request: FlowRequest) -> None:
+    def returned(self, now: float, line: Line, waiting: Waiting) -> None:
         """A dispatched request came back unserved, already at the head of its line (`filled` came before if needed)."""
+        ...
+
+    def settled(self, now: float, waiting: Waiting, tokens: int) -> None:
+        """A dispatched request cost `tokens` more (or, below 0, fewer) than `waiting.service_tokens` said."""
         ...
 
 
@@ -56,7 +61,7 @@ class RoundRobin:
     def line_key(self, request: FlowRequest) -> str:
         return request.flow_id
 
-    def filled(self, line: Line) -> None:
+    def filled(self, now: float, line: Line) -> None:
         self._round[line.key] = line
 
     def emptied(self, line: Line) -> None:
@@ -65,11 +70,14 @@ class RoundRobin:
     def next_line(self) -> Line:
         return next(iter(self._round.values()))
 
-    def dispatched(self, line: Line, request: FlowRequest) -> None:
+    def dispatched(self, now: float, line: Line, waiting: Waiting) -> None:
         self._round.move_to_end(line.key)
 
-    def returned(self, line: Line, request: FlowRequest) -> None:
+    def returned(self, now: float, line: Line, waiting: Waiting) -> None:
         self._round.move_to_end(line.key, last=False)
+
+    def settled(self, now: float, waiting: Waiting, tokens: int) -> None:
+        """Counts requests only."""
 
 
 class GlobalStrict:
@@ -83,7 +91,7 @@ class GlobalStrict:
     def line_key(self, request: FlowRequest) -> str:
         return ""
 
-    def filled(self, line: Line) -> None:
+    def filled(self, now: float, line: Line) -> None:
         self._line = line
 
     def emptied(self, line: Line) -> None:
@@ -93,11 +101,14 @@ class GlobalStrict:
         assert self._line is not None
         return self._line
 
-    def dispatched(self, line: Line, request: FlowRequest) -> None:
+    def dispatched(self, now: float, line: Line, waiting: Waiting) -> None:
         """Nothing to remember."""
 
-    def returned(self, line: Line, request: FlowRequest) -> None:
+    def returned(self, now: float, line: Line, waiting: Waiting) -> None:
         """Nothing to remember."""
 
+    def settled(self, now: float, waiting: Waiting, tokens: int) -> None:
+        """Counts nothing."""
 
-FAIRNESS: dict[str, Callable[[], FairnessPolicy]] = {"round-robin": RoundRobin, "global-strict": GlobalStrict}
+
+PolicyMaker = Callable[[], FairnessPolicy]

@@ -23,10 +23,15 @@ class FlowLine:
 
 @dataclass(frozen=True, slots=True)
 class BandSnapshot:
-    """`expected_wait_s`: what a request arriving now would wait at the present rate; None while nothing is dispatched."""
+    """`expected_wait_s`: what a request arriving now would wait at the present rate; None while nothing is dispatched.
+
+    `ceiling` is the one in force; `waits_for` says in words what its next request waits for, None while it has none.
+    """
 
     name: str
     priority: int
+    ceiling: float
+    waits_for: str | None
     waiting: int
     waiting_bytes: int
     oldest_s: float | None
@@ -39,12 +44,17 @@ class BandSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
-    """`limit` None: this stage does not count requests. `announced` are on their way to it and take up room."""
+    """`limit` None: this stage does not count requests. `announced` are on their way to it and take up room.
+
+    `tokens` are what its requests are expected to take up, against `token_limit` where the stage counts tokens.
+    """
 
     saturation: float
     in_flight: int
     announced: int
     limit: int | None
+    tokens: int
+    token_limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ class FlowSnapshot:
     gating_stage: Stage | None
 
 
-def band_snapshot(now: float, band: Band, expected_wait_s: float | None) -> BandSnapshot:
+def band_snapshot(now: float, band: Band, expected_wait_s: float | None, waits_for: str | None) -> BandSnapshot:
     """One band with its flows: those that wait first, longest first, then those served before; at most 100."""
     oldest_at: dict[str, float] = {}
     waiting: dict[str, int] = {}
@@ -85,6 +95,8 @@ def band_snapshot(now: float, band: Band, expected_wait_s: float | None) -> Band
     return BandSnapshot(
         name=band.name,
         priority=band.config.priority,
+        ceiling=band.ceiling,
+        waits_for=waits_for,
         waiting=band.waiting_requests,
         waiting_bytes=band.waiting_bytes,
         oldest_s=now - min(oldest_at.values()) if oldest_at else None,

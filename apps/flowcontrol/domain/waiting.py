@@ -24,12 +24,26 @@ class Place(Enum):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """`order` counts arrivals and is unique; `deadline_at` is when waiting ends (`inf`: never)."""
+    """`order` counts arrivals and is unique; `deadline_at` is when waiting ends (`inf`: never).
+
+    `output_tokens` is what it is expected to produce, which is at most what it may.
+    """
 
     request: FlowRequest
     band: Band
     order: int
     enqueued_at: float
+    output_tokens: int = 0
     deadline_at: float = inf
     place: Place = Place.WAITING
     withdrawn: bool = False
+
+    @property
+    def service_tokens(self) -> int:
+        """The work it is expected to be: prompt tokens to compute and tokens to produce."""
+        return self.request.uncached_tokens + self.output_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """The KV it is expected to hold in decode."""
+        return self.request.prompt_tokens + self.output_tokens

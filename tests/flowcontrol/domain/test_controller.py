@@ -45,7 +45,7 @@ def test_the_end_of_a_request_frees_a_prefill_place_it_never_gave_back(make_clus
     assert cluster.order == ["a", "b"]
     cluster.send(StageReleased("a", "decode"))
     cluster.send(StageReleased("a", "prefill"))
-    assert cluster.controller.saturation("prefill") == 1.0, "a repeated report frees nothing"
+    assert cluster.controller.saturation(0.0, "prefill") == 1.0, "a repeated report frees nothing"
 
 
 def test_limits_grow_with_the_healthy_nodes_of_the_stage_in_one_pass(make_cluster):
@@ -54,7 +54,7 @@ def test_limits_grow_with_the_healthy_nodes_of_the_stage_in_one_pass(make_cluste
     commands = cluster.send(PoolChanged("prefill", 3))
     assert len(commands) == 8
     cluster.send(PoolChanged("prefill", 1))
-    assert cluster.controller.saturation("prefill") == 3.0, "more than full, nothing recalled"
+    assert cluster.controller.saturation(0.0, "prefill") == 3.0, "more than full, nothing recalled"
 
 
 def test_an_automatic_limit_follows_what_engines_report(make_cluster):
