@@ -55,9 +55,9 @@ class LoadAccount:
         self.decode_iterations_of_finished += max(1.0, output_tokens / t_acc)
 
     def iterations(self, rows: Sequence[Sequence[Any]]) -> None:
-        for phase, _, _, t_rst, _, busy_s, _ in rows:
+        for phase, _, _, t_rst, _, busy_s, _, *many in rows:
             if phase == "prefill":
-                self.prefill_iterations += 1
+                self.prefill_iterations += many[0] if many else 1
                 self.prefill_busy_s += busy_s
                 self.t_rst += t_rst
             else:
@@ -113,18 +113,20 @@ class CostAccount:
     busy_decode_s: float = 0.0
 
     def add(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Adds iterations `[phase, t_uc, pairs, t_rst, batch, busy_s, requests]`."""
-        for phase, t_uc, pairs, t_rst, batch, busy_s, requests in rows:
+        """Adds iterations `[phase, t_uc, pairs, t_rst, batch, busy_s, requests]`; an eighth value says of how many iterations
+        with that batch the row is the sum."""
+        for phase, t_uc, pairs, t_rst, batch, busy_s, requests, *many in rows:
+            count = many[0] if many else 1
             if phase == "prefill":
-                self.prefill_iterations += 1
+                self.prefill_iterations += count
                 self.t_uc += t_uc
                 self.pairs += pairs
                 self.t_rst += t_rst
                 self.requests_prefilled += requests
                 self.busy_prefill_s += busy_s
             else:
-                self.decode_iterations += 1
-                self.batch_counts[batch] = self.batch_counts.get(batch, 0) + 1
+                self.decode_iterations += count
+                self.batch_counts[batch] = self.batch_counts.get(batch, 0) + count
                 self.busy_decode_s += busy_s
 
     @property

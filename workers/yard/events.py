@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apps.kvcache.domain.events import BranchSignal
+from apps.kvcache.domain.machine import StreamEvent
 from apps.kvcache.domain.hashing import HashedPrompt
 from workers.yard.config import PartitionConfig
 
@@ -53,7 +54,10 @@ class PrefillResult:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """The part of a node's status that decisions need (`GET /v1/status`)."""
+    """The part of a node's status that decisions need (`GET /v1/status`).
+
+    `own_requests` are those of this gateway that the node holds in any stage; `orphans` is the node's own count.
+    """
 
     phase: str
     target_phase: str
@@ -75,6 +79,9 @@ class NodeState:
     prefill_chunk_tokens: int = 0
     pool_name: str = ""
     last_switch: Mapping[str, Any] | None = None
+    own_requests: frozenset[str] = frozenset()
+    orphans: int = 0
+    stalled_s: float = 0.0
 
     @property
     def pool_spare_blocks(self) -> int:
@@ -166,11 +173,18 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStatuses:
+    """Several nodes' statuses, taken together: the nodes are judged once, after the last."""
+
+    reports: Sequence[NodeStatus]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeEvents:
-    """A batch of the node's event stream, in its own JSON form, in order of `seq`."""
+    """A batch of the node's event stream in order of `seq`: in its own JSON form, or already in the KV machine's words."""
 
     node: str
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any] | StreamEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +237,7 @@ Event = (
     | DecodeFinished
     | DecodeFailed
     | NodeStatus
+    | NodeStatuses
     | NodeEvents
     | NodeSnapshotTaken
     | NodeUnreachable

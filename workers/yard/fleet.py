@@ -9,12 +9,13 @@ from typing import Any
 
 from apps.flowcontrol.domain.events import NodeReport, PoolChanged
 from apps.kvcache.domain import events as kv_events
-from apps.kvcache.domain.machine import KvConfig, LeasePolicy
+from apps.kvcache.domain.machine import KvConfig, LeasePolicy, StreamEvent
 from workers.yard.accounts import COST_WINDOW_S, CostAccount, LoadAccount
 from workers.yard.commands import FetchSnapshot
 from workers.yard.config import PartitionConfig
 from workers.yard.events import NodeState
 from workers.yard.nodes import STAGES, KnownNode, NodeTable, Stage
+from workers.yard.recovery import Breaker, OrphanWatch, is_node_fault
 
 
 def kv_config(config: PartitionConfig) -> KvConfig:
@@ -42,6 +43,7 @@ class Fleet:
         self._costs_due_at = now + COST_WINDOW_S
         self._took: dict[tuple[str, Stage], bool] = {}
         self._pools: tuple[tuple[int, int | None], ...] = ()
+        self.opened_circuit = False
         self.nodes.configure(now, config)
 
     def configure(self, now: float, config: PartitionConfig) -> list[KnownNode]:
@@ -62,6 +64,18 @@ class Fleet:
         node = self.nodes.get(name) if name is not None else None
         return node is not None and node.health != "down"
 
+    def served(self, name: str | None) -> None:
+        """The node did what it was asked for."""
+        node = self.nodes.get(name) if name is not None else None
+        if node is not None:
+            node.breaker.succeeded()
+
+    def failed(self, now: float, name: str | None, reason: str, retryable: bool) -> None:
+        """A call to the node failed; what is its own fault counts against it."""
+        node = self.nodes.get(name) if name is not None else None
+        if node is not None and is_node_fault(reason, retryable) and node.breaker.failed(now):
+            self.opened_circuit = True
+
     def t_acc(self, name: str | None) -> float:
         node = self.nodes.get(name) if name is not None else None
         return node.config.t_acc if node is not None else 1.0
@@ -71,9 +85,12 @@ class Fleet:
     def heard(self, now: float, node: KnownNode, status: NodeState) -> bool:
         """Takes a status; True when the node is new, came back, or is another process: its pool must be read afresh."""
         before = node.status
-        afresh = before is None or before.boot_id != status.boot_id or node.health == "down"
+        another = before is None or before.boot_id != status.boot_id
+        was_down = node.health == "down"
         node.status, node.status_at, node.refusals = status, now, 0
-        return afresh
+        if another:
+            node.breaker, node.orphans = Breaker(), OrphanWatch()
+        return another or (was_down and not node.stalled)
 
     def report(self, now: float, node: KnownNode, stage: Stage, queue_depth: int) -> NodeReport:
         status = node.status
@@ -85,11 +102,14 @@ class Fleet:
         return NodeReport(node.name, stage, queue_depth, used, now)
 
     def kv_events(
-        self, now: float, node: KnownNode, batch: Sequence[Mapping[str, Any]]
+        self, now: float, node: KnownNode, batch: Sequence[Mapping[str, Any] | StreamEvent]
     ) -> Iterator[kv_events.Event | FetchSnapshot]:
         """The node's event stream in the KV machine's words; iterations are added to the accounts on the way."""
         name = node.name
         for event in batch:
+            if not isinstance(event, Mapping):
+                yield event
+                continue
             seq, kind = int(event["seq"]), event["type"]
             if kind == "stored":
                 parent = event.get("parent_b64")
@@ -134,6 +154,7 @@ class Fleet:
     def refresh(self, now: float) -> Changes:
         """Judges every node again; answers what is different since the last time."""
         changes = Changes()
+        self.opened_circuit = False
         for node in self.nodes:
             was, node.health = node.health, node.judge(now)
             if node.health == "down" and was != "down":

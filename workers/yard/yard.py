@@ -44,6 +44,7 @@ class Yard:
             events.DecodeFinished: self._life.decode_finished,
             events.DecodeFailed: self._life.decode_failed,
             events.NodeStatus: self._node_status,
+            events.NodeStatuses: self._node_statuses,
             events.NodeEvents: self._node_events,
             events.NodeSnapshotTaken: self._node_snapshot,
             events.NodeUnreachable: self._node_unreachable,
@@ -63,6 +64,8 @@ class Yard:
         """
         self._watch_time(now)
         self._handlers[type(event)](now, event)
+        if self.fleet.opened_circuit:
+            self._nodes_changed(now)
         self._life.settle(now)
         answer, self._m.out = self._m.out, []
         return answer
@@ -101,15 +104,29 @@ class Yard:
     # ---- nodes ----------------------------------------------------------------------------------------------------
 
     def _node_status(self, now: float, event: events.NodeStatus) -> None:
+        if self._heard(now, event):
+            self._nodes_changed(now)
+
+    def _node_statuses(self, now: float, event: events.NodeStatuses) -> None:
+        known = [self._heard(now, report) for report in event.reports]
+        if any(known):
+            self._nodes_changed(now)
+
+    def _heard(self, now: float, event: events.NodeStatus) -> bool:
+        """Takes one node's status; False for a node that is not configured."""
         node = self.fleet.nodes.get(event.node)
         if node is None:
-            return
+            return False
+        before = node.status
         if self.fleet.heard(now, node, event.status):
+            if before is None or before.boot_id != event.status.boot_id:
+                self._life.node_restarted(node)
             self._m.tell_kv(now, kv_events.NodeLost(node.name))
             self._m.out.append(commands.FetchSnapshot(node.name))
         self._m.tell_flow(now, self.fleet.report(now, node, "prefill", event.status.queued_prefill))
         self._m.tell_flow(now, self.fleet.report(now, node, "decode", event.status.queued_decode))
-        self._nodes_changed(now)
+        self._life.drop_orphans(node)
+        return True
 
     def _node_unreachable(self, now: float, event: events.NodeUnreachable) -> None:
         node = self.fleet.nodes.get(event.node)

@@ -174,6 +174,11 @@ class DecodeLoop:
         """Tokens that a run has generated so far, whether they were sent or not."""
         return self._tokens(run) if self._running.get(run.request_id) is run else max(run.generated, run.sent)
 
+    def retime(self, timing: Timing) -> None:
+        """From the next change of the batch on, iterations take as long as `timing` says (its `t_acc` must be the same)."""
+        self._timing = timing
+        self._changed = bool(self._running)
+
     # --- iterations -------------------------------------------------------------------------------------------
 
     def _step(self, count: int) -> None:
