@@ -51,7 +51,10 @@ class YardDriver:
     def feed(self, event: events.Event) -> None:
         """Hands one event to the yard and does what it asks for. Raises ConfigError for a configuration it refuses."""
         now = self.clock()
-        for command in self.yard.handle(now, event):
+        began = time.perf_counter()
+        answer = self.yard.handle(now, event)
+        self._metrics.cycled(self.yard, time.perf_counter() - began)
+        for command in answer:
             try:
                 self._carry_out(command)
             except Exception:  # the commands after it hold other requests' places

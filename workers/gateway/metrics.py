@@ -20,14 +20,6 @@ MAX_FAIRNESS_IDS = 1000
 QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120)
 CYCLE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
 SECONDS_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
-_OUTCOME_BY_CODE = {
-    "rejected-saturated": Outcome.REJECTED_CAPACITY,
-    "evicted-priority": Outcome.DISPLACED,
-    "rejected-ttl-expired": Outcome.EVICTED_TTL,
-    "rejected-no-endpoints": Outcome.EVICTED_NO_ENDPOINTS,
-    "rejected-context-cancelled": Outcome.EVICTED_CONTEXT_CANCELLED,
-    "rejected-shutting-down": Outcome.EVICTED_SHUTTING_DOWN,
-}
 
 
 class GatewayMetrics:
@@ -47,6 +39,13 @@ class GatewayMetrics:
         self._enqueue_s = Histogram(
             PREFIX + "request_enqueue_duration_seconds",
             "Time to take one request into the queue.",
+            ("inference_pool",),
+            buckets=CYCLE_BUCKETS,
+            registry=self._registry,
+        )
+        self._cycle_s = Histogram(
+            PREFIX + "dispatch_cycle_duration_seconds",
+            "Time to take one event and dispatch all there is room for, placement included.",
             ("inference_pool",),
             buckets=CYCLE_BUCKETS,
             registry=self._registry,
@@ -74,6 +73,9 @@ class GatewayMetrics:
     def enqueued(self, yard: Yard, seconds: float) -> None:
         self._enqueue_s.labels(yard.config.partition).observe(seconds)
 
+    def cycled(self, yard: Yard, seconds: float) -> None:
+        self._cycle_s.labels(yard.config.partition).observe(seconds)
+
     def dispatched(self, yard: Yard, command: StartPrefill) -> None:
         if command.attempt == 1:
             request = yard.requests[command.request_id].request
@@ -90,9 +92,10 @@ class GatewayMetrics:
             self._tokens.labels("cached").inc(record["cached_tokens"])
         if record["ttft_s"] is not None:
             self._ttft_s.labels(record["band"]).observe(record["ttft_s"])
-        outcome = _OUTCOME_BY_CODE.get(record["drop_code"])
+        outcome = record["flow_outcome"]
         if outcome is not None and record["prefill_node"] is None:
-            self._left_queue(yard, record["flow_id"], record["band"], outcome, record["e2e_s"])
+            waited_s = record["e2e_s"] if record["queue_s"] is None else record["queue_s"]
+            self._left_queue(yard, record["flow_id"], record["band"], Outcome(outcome), waited_s)
 
     def _left_queue(self, yard: Yard, flow_id: str, band: str, outcome: Outcome, seconds: float) -> None:
         pool, model = yard.config.partition, yard.config.model.name

@@ -42,7 +42,7 @@ class Fleet:
         self._costs: dict[str, CostAccount] = {}
         self._costs_due_at = now + COST_WINDOW_S
         self._took: dict[tuple[str, Stage], bool] = {}
-        self._pools: tuple[tuple[int, int | None], ...] = ()
+        self._pools: tuple[PoolChanged, ...] = ()
         self.opened_circuit = False
         self.nodes.configure(now, config)
 
@@ -92,14 +92,17 @@ class Fleet:
             node.breaker, node.orphans = Breaker(), OrphanWatch()
         return another or (was_down and not node.stalled)
 
-    def report(self, now: float, node: KnownNode, stage: Stage, queue_depth: int) -> NodeReport:
-        status = node.status
-        used = (
-            status.pool_referenced_blocks / status.pool_capacity_blocks
-            if status and status.pool_capacity_blocks
-            else 0.0
-        )
-        return NodeReport(node.name, stage, queue_depth, used, now)
+    def reports(self, now: float, node: KnownNode, status: NodeState) -> list[NodeReport]:
+        """What the node says of its load in either stage. KV usage is that of the device."""
+        used_ratio = 1.0 - status.kv_free_tokens / status.kv_tokens if status.kv_tokens else 0.0
+        loads: dict[Stage, tuple[int, int]] = {
+            "prefill": (status.queued_prefill, status.running_prefill),
+            "decode": (status.queued_decode, status.running_decode),
+        }
+        return [
+            NodeReport(node.name, stage, queued, used_ratio, now, running)
+            for stage, (queued, running) in loads.items()
+        ]
 
     def kv_events(
         self, now: float, node: KnownNode, batch: Sequence[Mapping[str, Any] | StreamEvent]
@@ -166,13 +169,16 @@ class Fleet:
                 changes.any = changes.any or took != takes
                 if stage == "prefill" and took and not takes and node.health != "down":
                     changes.draining.append(node)
-        pools = tuple((len(self.nodes.taking(stage)), self.nodes.reported_limit(stage)) for stage in STAGES)
+        pools = tuple(self.pool(stage) for stage in STAGES)
         changes.any = changes.any or pools != self._pools
         self._pools = pools
         return changes
 
     def pool(self, stage: Stage) -> PoolChanged:
-        return PoolChanged(stage, len(self.nodes.taking(stage)), self.nodes.reported_limit(stage))
+        """Who serves a stage, and what they say they take."""
+        names = tuple(node.name for node in self.nodes.taking(stage))
+        limit, tokens = self.nodes.reported_limit(stage), self.nodes.reported_tokens(stage)
+        return PoolChanged(stage, len(names), limit, tokens, names)
 
     def due_records(self, now: float) -> list[dict[str, Any]]:
         """Telemetry records whose window is over."""

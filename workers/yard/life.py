@@ -27,6 +27,7 @@ class RequestLife:
         self._m = machines
         self.waiting: dict[str, RequestState] = {}
         self._room_changed = False
+        self.predicted_at = 0.0
 
     # ---- arrival, queue, prefill ------------------------------------------------------------------------
 
@@ -61,20 +62,33 @@ class RequestLife:
                     starts_branch=state.branch_kind == "new",
                     program=request.branch.program,
                     tenant=request.tenant,
+                    weight=self._weight_of(request.tenant),
                 )
             ),
         )
 
+    def _weight_of(self, tenant: str) -> float:
+        known = self._m.config.tenants.get(tenant)
+        return known.weight if known is not None else 1.0
+
     def settle(self, now: float) -> None:
-        """Carries out what this step decided: drops end their request, dispatches are placed, then who waits for a node."""
-        while self._m.dropped or self._m.dispatched or self._room_changed:
+        """Carries out what this step decided: drops end their request, dispatches are placed, then who waits for a node.
+
+        Where the gate looks at predictions, each placement is followed by a new one, until it lets nobody through.
+        """
+        while True:
             if self._m.dropped:
                 self._dropped(now, self._m.dropped.popleft())
             elif self._m.dispatched:
                 self._dispatched(now, self._m.dispatched.popleft())
-            else:
+            elif self._room_changed:
                 self._room_changed = False
                 self._try_waiting(now)
+            else:
+                if self._m.flow.wants_predictions:
+                    self._report_prediction(now)
+                if not (self._m.dropped or self._m.dispatched):
+                    return
 
     def room_changed(self) -> None:
         """Nodes came or went, places were given back, or time ran out: `settle` looks at those who wait for a node."""
@@ -85,7 +99,7 @@ class RequestLife:
         if state is None:
             return
         state.in_flow = False
-        state.queue_s = drop.waited_s
+        state.queue_s, state.flow_outcome = drop.waited_s, drop.outcome
         self._m.out.append(
             commands.Refuse(drop.request_id, drop.http_status, drop.reason_code, drop.message, drop.retry_after_s)
         )
@@ -96,6 +110,7 @@ class RequestLife:
         if state is None or state.stage is not Stage.QUEUED:
             return
         state.holds_prefill = True
+        state.flow_outcome = flow_commands.Outcome.DISPATCHED
         if self._announce_decode(now, state) and self._start_prefill(now, state):
             state.queue_s = dispatch.waited_s
             self._m.outcomes.dispatched(now, dispatch.waited_s)
@@ -106,7 +121,7 @@ class RequestLife:
         """Nobody can take it after all: back to the head of its line, with nothing reserved."""
         if state.stage is Stage.QUEUED:
             self._m.placement.loads.finished(now, state.request_id)
-            state.holds_prefill, state.decode_node = False, None
+            state.holds_prefill, state.decode_node, state.flow_outcome = False, None, None
             self._m.tell_flow(now, flow_events.Withdraw(state.request_id))
 
     def _announce_decode(self, now: float, state: RequestState) -> bool:
@@ -328,6 +343,9 @@ class RequestLife:
     def client_gone(self, now: float, event: events.ClientGone) -> None:
         state = self._m.requests.get(event.request_id)
         if state is not None:
+            if state.stage is Stage.QUEUED:
+                state.queue_s = now - state.arrived_at
+                state.flow_outcome = flow_commands.Outcome.EVICTED_CONTEXT_CANCELLED
             self._abort_on_nodes(state)
             why = event.why or "the client closed its connection"
             self._finish(now, state, Stage.CANCELLED, why, drop_code="rejected-context-cancelled")
@@ -347,7 +365,8 @@ class RequestLife:
     def _release_prefill(self, now: float, state: RequestState) -> None:
         if state.holds_prefill:
             state.holds_prefill = False
-            self._m.tell_flow(now, flow_events.StageReleased(state.request_id, "prefill"))
+            computed_tokens = state.result.computed_tokens if state.result is not None else None
+            self._m.tell_flow(now, flow_events.StageReleased(state.request_id, "prefill", computed_tokens))
 
     def _finish(
         self,
@@ -376,10 +395,11 @@ class RequestLife:
         self._m.out.append(commands.Journal(self._m.outcomes.ended(now, state, drop_code, t_acc)))
         if state.in_flow:
             state.in_flow = state.holds_prefill = False
+            produced_tokens = state.sent_tokens if stage is Stage.DONE else None
             gone = (
                 flow_events.Cancel(state.request_id)
                 if queued
-                else flow_events.StageReleased(state.request_id, "decode")
+                else flow_events.StageReleased(state.request_id, "decode", produced_tokens)
             )
             self._m.tell_flow(now, gone)
         self.room_changed()
@@ -421,6 +441,7 @@ class RequestLife:
         return state if state is not None and state.stage in stages else None
 
     def _report_prediction(self, now: float) -> None:
+        self.predicted_at = now
         predicted_s = self._m.placement.predicted_ttft_s(now)
         if predicted_s is not None:
             self._m.tell_flow(now, flow_events.PredictedTtft(predicted_s))

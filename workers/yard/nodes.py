@@ -151,6 +151,13 @@ class NodeTable:
             return None
         return sum(node.status.max_decode_batch for node in self.taking(stage) if node.status is not None)
 
+    def reported_tokens(self, stage: Stage) -> int | None:
+        """How many tokens they say they take together: a chunk to compute and one to wait for a prefill node, the KV that
+        fits for a decode node. None while one of them has not said."""
+        statuses = [node.status for node in self.taking(stage) if node.status is not None]
+        tokens = [s.kv_tokens if stage == "decode" else 2 * s.prefill_chunk_tokens for s in statuses]
+        return sum(tokens) if all(tokens) else None
+
     def next_change(self) -> float | None:
         changes = [at for at in (node.next_change() for node in self.by_name.values()) if at is not None]
         return min(changes, default=None)

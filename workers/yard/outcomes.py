@@ -130,6 +130,7 @@ def _record(row: dict[str, Any], state: RequestState, drop_code: str | None, t_a
         "pairs": pairs(result.computed_tokens, reused) if result else None,
         "t_acc": t_acc,
         "drop_code": drop_code,
+        "flow_outcome": state.flow_outcome,
         "flow_id": state.request.flow_id,
         "lost": state.lost_tokens,
         "arrived_at": state.arrived_at,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from apps.flowcontrol.domain.commands import Outcome
 from apps.routing.domain.views import CandidateTerms
 from workers.yard.events import PrefillResult, YardRequest
 
@@ -76,6 +77,7 @@ class RequestState:
     waiting_for: str = ""
     waiting_until: float = 0.0
     queue_s: float | None = None
+    flow_outcome: Outcome | None = None
     predicted_ttft_s: float | None = None
     terms: tuple[CandidateTerms, ...] = ()
     reason: str = ""

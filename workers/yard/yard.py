@@ -20,6 +20,8 @@ from workers.yard.nodes import STAGES
 from workers.yard.requests import Stage
 from workers.yard.snapshot import take_snapshot
 
+PREDICT_EVERY_S = 0.05
+
 
 class Yard:
     """`handle` takes one event and answers what to do; `next_deadline` says when to come back with a `Tick`."""
@@ -74,6 +76,8 @@ class Yard:
         """When the next `Tick` is due (seconds of the driver's clock)."""
         deadlines = [self.flow.next_deadline(), self.kv.next_deadline(), self.fleet.next_deadline()]
         deadlines += [state.waiting_until for state in self._life.waiting.values()]
+        if self.flow.wants_predictions:
+            deadlines.append(self._life.predicted_at + PREDICT_EVERY_S)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -123,8 +127,8 @@ class Yard:
                 self._life.node_restarted(node)
             self._m.tell_kv(now, kv_events.NodeLost(node.name))
             self._m.out.append(commands.FetchSnapshot(node.name))
-        self._m.tell_flow(now, self.fleet.report(now, node, "prefill", event.status.queued_prefill))
-        self._m.tell_flow(now, self.fleet.report(now, node, "decode", event.status.queued_decode))
+        for report in self.fleet.reports(now, node, event.status):
+            self._m.tell_flow(now, report)
         self._life.drop_orphans(node)
         return True
 
