@@ -46,13 +46,13 @@ def test_a_node_lost_in_prefill_has_its_prompt_computed_elsewhere() -> None:
 
 def test_a_node_lost_in_decode_continues_from_the_tokens_already_sent() -> None:
     scene = Scene()
-    scene.arrive("r")
+    scene.arrive("r", output_tokens=1000)
     scene.prefilled("r")
-    scene.decoded("r", 30)
+    scene.decoded("r", 300)
     lost = scene.decode_node("r")
     silence(scene, lost)
     again = scene.of(commands.StartPrefill, "r")[1]
-    assert again.resumed_tokens == 31, "the first token and thirty more"
+    assert again.resumed_tokens == 301, "the first token and three hundred more"
     assert again.decode_node not in (None, lost)
     scene.prefilled("r")
     assert scene.decode_node("r") == again.decode_node

@@ -75,6 +75,13 @@ class YardDriver:
             upstream.start_decode(command)
         elif isinstance(command, commands.AbortOnNode):
             upstream.abort(command)
+        elif isinstance(command, commands.ReleaseHandoff | commands.DropOrphan):
+            node = self._nodes.get(command.node)
+            if node is not None and isinstance(command, commands.ReleaseHandoff):
+                node.release(command.request_id)
+            elif node is not None:
+                logger.warning("a node holds a request in vain", node=command.node, request=command.request_id)
+                upstream.drop_orphan(node, command.request_id)
         elif isinstance(command, commands.Refuse):
             upstream.refuse(command)
         elif isinstance(command, commands.PushRefs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from array import array
 from collections.abc import Coroutine
 from pathlib import Path
@@ -50,6 +51,7 @@ class Serving:
         self.config = config
         self.codec = codec
         self.clock = Clock()
+        self.process_id = uuid.uuid4().hex
         self.metrics = GatewayMetrics()
         self.sessions: dict[str, Session] = {}
         self.nodes: dict[str, NodeClient] = {}
@@ -81,7 +83,9 @@ class Serving:
                 task.add_done_callback(self._closing.discard)
         for name, node in config.nodes.items():
             if name not in self.nodes:
-                self.nodes[name] = NodeClient(name, node.url, self.upstream_http, self._token, self.driver.feed)
+                self.nodes[name] = NodeClient(
+                    name, node.url, self.upstream_http, self._token, self.driver.feed, self.process_id
+                )
                 self.nodes[name].start()
 
     def check_vocabulary(self, ids: array[int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from apps.flowcontrol.domain.commands import Outcome
@@ -157,6 +157,24 @@ class _YardGauges:
             saturation.add_metric([pool, stage], flow.stages[stage].saturation)
             nodes.add_metric([stage], len(self._yard.fleet.nodes.taking(stage)))
         yield from (saturation, nodes)
+        yield from self._recovery()
+
+    def _recovery(self) -> Iterable[Metric]:
+        orphans = GaugeMetricFamily(
+            "switchyard_orphans", "Requests that a node holds and nobody wants.", labels=["node"]
+        )
+        circuit = GaugeMetricFamily(
+            "switchyard_circuit_open", "1 while a node gets no work for its faults.", labels=["node"]
+        )
+        for node in self._yard.fleet.nodes:
+            orphans.add_metric([node.name], node.orphan_requests)
+            circuit.add_metric([node.name], node.breaker.is_open)
+        recoveries = CounterMetricFamily(
+            "switchyard_recoveries", "Broken attempts that were followed by another.", labels=["reason"]
+        )
+        for reason, count in sorted(self._yard.outcomes.recoveries.items()):
+            recoveries.add_metric([reason], count)
+        yield from (orphans, circuit, recoveries)
 
 
 def _share(used: int, limit: int | None) -> float:

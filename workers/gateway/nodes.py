@@ -24,6 +24,8 @@ STREAM_SILENCE_S = 5.0
 DRAIN_S = 1.0
 BACKOFF_LONGEST_S = 5.0
 REFS_EVERY_S = 0.05
+RELEASE_EVERY_S = 0.2
+MAX_RELEASES = 5000
 MAX_REFS_A_PUSH = 5000
 MAX_LINE_BYTES = 64 * 1024 * 1024
 logger = structlog.get_logger("switchyard.gateway")
@@ -43,24 +45,31 @@ class NodeCallError(Exception):
 class NodeClient:
     """Talks to `url`, the node's own address on its agent (`http://host:port/nodes/name`); reports to the yard through `feed`. Start and close it on the event loop."""
 
-    def __init__(self, name: str, url: str, http: aiohttp.ClientSession, token: str, feed: Feed) -> None:
+    def __init__(
+        self, name: str, url: str, http: aiohttp.ClientSession, token: str, feed: Feed, owner: str = ""
+    ) -> None:
         self.name = name
         self.url = url
         self.pool_name = ""
         self._base = url
         self._http = http
+        self._owner = owner
         self._headers = {"Authorization": f"Bearer {token}"}
+        if owner:
+            self._headers["x-switchyard-gateway"] = owner
         self._feed = feed
         self._tasks: list[asyncio.Task[None]] = []
         self._stream: asyncio.Task[None] | None = None
         self._next_seq: int | None = None
         self._refs = _RefQueue()
+        self._releases: list[str] = []
+        self._releasing = asyncio.Event()
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(loop(), name=f"{loop.__name__} {self.name}") for loop in self._loops()]
 
     def _loops(self) -> tuple[Callable[[], Any], ...]:
-        return (self._poll_status, self._follow_events, self._push_refs)
+        return (self._poll_status, self._follow_events, self._push_refs, self._send_releases)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -98,6 +107,24 @@ class NodeClient:
             async with asyncio.timeout(POLL_TIMEOUT_S), self._call("POST", "/v1/abort", {"request_id": request_id}):
                 pass
 
+    def release(self, request_id: str) -> None:
+        """Tells the node, soon and many at a time, that the request's computed context is fetched or unwanted."""
+        self._releases.append(request_id)
+        self._releasing.set()
+
+    async def _send_releases(self) -> None:
+        """What does not arrive is let go by the node itself, when the hand-over's time is up."""
+        while True:
+            await self._releasing.wait()
+            await asyncio.sleep(RELEASE_EVERY_S)
+            self._releasing.clear()
+            names, self._releases = self._releases, []
+            for start in range(0, len(names), MAX_RELEASES):
+                body = {"request_ids": names[start : start + MAX_RELEASES]}
+                with contextlib.suppress(NodeCallError, asyncio.TimeoutError):
+                    async with asyncio.timeout(POLL_TIMEOUT_S), self._call("POST", "/v1/release", body):
+                        pass
+
     @contextlib.asynccontextmanager
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None
@@ -134,7 +161,7 @@ class NodeClient:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(POLL_TIMEOUT_S), self._call("GET", "/v1/status") as response:
-                    status = node_state(msgspec.json.decode(await response.read(), type=dict[str, Any]))
+                    status = node_state(msgspec.json.decode(await response.read(), type=dict[str, Any]), self._owner)
                 self.pool_name = status.pool_name
                 self._feed(events.NodeStatus(self.name, status))
             except NodeCallError as error:
@@ -260,8 +287,9 @@ class _RefQueue:
         return self._taken
 
 
-def node_state(document: dict[str, Any]) -> events.NodeState:
-    """A status answer in the yard's words. Raises KeyError or TypeError when it is not one."""
+def node_state(document: dict[str, Any], owner: str = "") -> events.NodeState:
+    """A status answer in the yard's words; `owner` is who we are. Raises KeyError or TypeError when it is not one."""
+    held = document.get("held", {}).values()
     running, queued, pool, limits = (document[part] for part in ("running", "queued", "pool", "limits"))
     return events.NodeState(
         phase=document["phase"],
@@ -284,6 +312,9 @@ def node_state(document: dict[str, Any]) -> events.NodeState:
         prefill_chunk_tokens=int(limits["prefill_chunk_tokens"]),
         pool_name=pool["name"],
         last_switch=document.get("last_switch"),
+        own_requests=frozenset(name for owners in held for name in owners.get(owner, ())) if owner else frozenset(),
+        orphans=int(document.get("orphans", 0)),
+        stalled_s=float(document.get("stalled_s", 0.0)),
     )
 
 

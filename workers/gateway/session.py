@@ -54,7 +54,8 @@ class Route:
 
 @dataclass(slots=True)
 class Session:
-    """State of one request. `output_ids` are the tokens sent so far; `handoff` is the last prefill node's, verbatim."""
+    """State of one request. `output_ids` are the tokens sent so far; `handoff` is the last prefill node's, verbatim;
+    `resumed_tokens` of the output were part of that node's prompt."""
 
     request_id: str
     body: CompletionBody

@@ -75,6 +75,10 @@ class Upstream:
         if node is not None:
             self._spawn(node.abort(command.request_id))
 
+    def drop_orphan(self, node: NodeClient, request_id: str) -> None:
+        """Frees a request on a node where it has no business; its call to another node goes on."""
+        self._spawn(node.abort(request_id))
+
     def refuse(self, command: commands.Refuse) -> None:
         session = self._sessions.get(command.request_id)
         if session is not None:
@@ -104,6 +108,7 @@ class Upstream:
         try:
             if node is None:
                 raise NodeCallError("unreachable", f"The node {command.node} is not known.", True)
+            resumed = session.output_tokens
             answer = await node.prefill(self._prefill_body(session, command))
             result = prefill_result(answer)
         except NodeCallError as error:
@@ -113,8 +118,8 @@ class Upstream:
             text = f"The answer of the node {command.node} was not understood: {error}."
             self._feed(events.PrefillFailed(session.request_id, True, "bad-answer", text))
             return
-        session.handoff = answer["handoff"]
-        if session.resumed_tokens == 0:
+        session.handoff, session.resumed_tokens = answer["handoff"], resumed
+        if resumed == 0:
             session.route.cached_tokens = result.cached_tokens + result.fetched_tokens
         if result.first_finish != "stop" and session.accept([int(answer["first_token_id"])], 1):
             result = replace(result, first_finish="stop-string")
@@ -124,7 +129,6 @@ class Upstream:
         self._feed(events.PrefillFinished(session.request_id, result))
 
     def _prefill_body(self, session: Session, command: commands.StartPrefill) -> dict[str, Any]:
-        session.resumed_tokens = session.output_tokens
         ids = session.ids + session.output_ids
         chain, tail = self._hashes(session, ids)
         return {
@@ -134,7 +138,7 @@ class Upstream:
             "chain_b64": b64encode(chain).decode(),
             "tail_hash_b64": None if tail is None else b64encode(tail).decode(),
             "fetch": self._fetch(command.fetch),
-            "sampling": self._sampling(session),
+            "sampling": self._sampling(session, session.output_tokens),
             "generation": command.generation,
         }
 
@@ -163,9 +167,9 @@ class Upstream:
         }
 
     @staticmethod
-    def _sampling(session: Session) -> dict[str, Any]:
-        """What is left to produce, counted from the prompt that the node gets."""
-        return {**session.body.sampling, "max_tokens": max(1, session.max_tokens - session.resumed_tokens)}
+    def _sampling(session: Session, resumed_tokens: int) -> dict[str, Any]:
+        """What is left to produce, counted from the prompt that the node gets: output up to there is part of it."""
+        return {**session.body.sampling, "max_tokens": max(1, session.max_tokens - resumed_tokens)}
 
     # ---- decode ---------------------------------------------------------------------------------------------------
 
@@ -209,7 +213,7 @@ class Upstream:
             "prompt_tokens": session.prompt.tokens + session.resumed_tokens,
             "generated": session.output_tokens - session.resumed_tokens,
             "handoff": session.handoff,
-            "sampling": self._sampling(session),
+            "sampling": self._sampling(session, session.resumed_tokens),
             "generation": command.generation,
             "root_b64": b64encode(session.prompt.root).decode(),
         }

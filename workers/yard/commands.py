@@ -57,6 +57,22 @@ class AbortOnNode:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseHandoff:
+    """The node need not keep the request's computed context any longer."""
+
+    node: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropOrphan:
+    """The node holds a request that has no business there: free it. Calls of the request to other nodes go on."""
+
+    node: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """The request ends here, with an error for the client. `code` is a drop reason or an error code of the yard."""
 
@@ -97,4 +113,14 @@ class Journal:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-Command = StartPrefill | StartDecode | AbortOnNode | Refuse | PushRefs | FetchSnapshot | Journal
+Command = (
+    StartPrefill
+    | StartDecode
+    | AbortOnNode
+    | ReleaseHandoff
+    | DropOrphan
+    | Refuse
+    | PushRefs
+    | FetchSnapshot
+    | Journal
+)

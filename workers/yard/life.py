@@ -12,12 +12,10 @@ from apps.planning.domain.cost_model import pairs
 from workers.yard import commands, events
 from workers.yard.machines import Machines
 from workers.yard.nodes import KnownNode
-from workers.yard.requests import MAX_FAILURES, RequestState, Stage
+from workers.yard.recovery import REFUSALS, HandedOver
+from workers.yard.requests import RequestState, Stage
 
 RETRY_AFTER_S = 2.0
-REFUSALS = frozenset(
-    ("unreachable", "node-lost", "wrong-phase", "draining", "stale-generation", "queue-full", "duplicate-request")
-)
 
 
 class RequestLife:
@@ -183,9 +181,13 @@ class RequestLife:
             return
         result = event.result
         self._m.placement.loads.finished_prefill(now, state.request_id)
+        self._m.fleet.served(state.prefill_node)
         if state.result is None:
             self._account_prefill(now, state, result)
         self._release_prefill(now, state)
+        self._release_handoff(state, unless_on=state.prefill_node)
+        if result.first_finish in (None, "stop-string"):
+            state.handed_over = HandedOver(state.prefill_node, now, state.context_tokens)
         if result.first_finish != "stop":
             state.sent_tokens += 1
             self._m.outcomes.output(now, 1)
@@ -265,6 +267,8 @@ class RequestLife:
             return
         if state.stage is Stage.HANDING_OVER:
             self._m.placement.loads.started_decode(state.request_id)
+            self._m.fleet.served(state.decode_node)
+            self._release_handoff(state)
             state.move(now, Stage.DECODING, "the first token came from the decode node")
         state.sent_tokens += event.tokens
         state.last_token_at = now
@@ -274,6 +278,7 @@ class RequestLife:
         state = self._in(event.request_id, Stage.HANDING_OVER, Stage.DECODING)
         if state is not None:
             state.sent_tokens = event.output_tokens
+            self._m.fleet.served(state.decode_node)
             self._finish(now, state, Stage.DONE, state.reason, stored_chain=event.stored_chain)
 
     def decode_failed(self, now: float, event: events.DecodeFailed) -> None:
@@ -294,7 +299,8 @@ class RequestLife:
         self, now: float, state: RequestState, node: str | None, retryable: bool, reason: str, message: str
     ) -> None:
         """Another attempt elsewhere, or the end with 502 when there were too many or a retry cannot help."""
-        state.failures += 1
+        exhausted = state.broken.failed(state.sent_tokens)
+        self._m.fleet.failed(now, node, reason, retryable)
         if node is not None:
             state.avoid.add(node)
         told = f"{node} failed ({reason})"
@@ -302,20 +308,38 @@ class RequestLife:
             self._refuse(
                 now, state, 502, reason, message or f"The node {node} could not serve the request: {reason}.", None
             )
-        elif state.failures > MAX_FAILURES:
-            text = f"The request failed on {state.failures} nodes in a row, at last because of: {message or reason}."
+        elif exhausted:
+            text = (
+                f"The request failed {state.broken.in_a_row} times in a row, at last because of: {message or reason}."
+            )
             self._refuse(now, state, 502, "upstream-failed", text, RETRY_AFTER_S)
-        elif state.stage is Stage.HANDING_OVER and reason in REFUSALS and self._m.fleet.alive(state.prefill_node):
+        else:
+            self._m.outcomes.recovered(reason)
+            self._go_on(now, state, told, refused=reason in REFUSALS)
+
+    def _go_on(self, now: float, state: RequestState, why: str, refused: bool = False) -> None:
+        """From the computed context on another decode node where that is near at hand, else by computing it again."""
+        context = state.handed_over
+        waits_there = state.stage is not Stage.PREFILLING and context is not None and self._m.fleet.alive(context.node)
+        in_time = refused and state.stage is Stage.HANDING_OVER
+        if context is not None and waits_there and (in_time or context.serves(now, state.context_tokens)):
             self._start_decode(now, state)
         else:
-            self._resume(now, state, told)
+            self._resume(now, state, why)
 
     def _resume(self, now: float, state: RequestState, why: str) -> None:
-        """Computes the prompt and the output so far on another node; waits when no node can."""
+        """Computes the prompt and the output so far on another node; waits when no node can.
+
+        A request that has begun to answer needs no prefill node: where none is left, a decode node computes its context.
+        """
         self._m.placement.loads.finished(now, state.request_id)
         if not self._announce_decode(now, state) and state.stage.ended:
             return
-        if not self._start_prefill(now, state):
+        if self._start_prefill(now, state):
+            return
+        if state.handed_over is not None and self._m.fleet.nodes.taking("decode"):
+            self._start_decode(now, state)
+        else:
             self._wait(now, state, "prefill", why)
 
     def _wait(self, now: float, state: RequestState, stage: str, why: str) -> None:
@@ -333,10 +357,7 @@ class RequestLife:
                 text = f"No node could take over the request within {self._m.config.flow.empty_pool_ttl_s:g} s."
                 self._refuse(now, state, 503, "rejected-no-endpoints", text, RETRY_AFTER_S)
                 continue
-            if state.waiting_for == "decode" and self._m.fleet.alive(state.prefill_node):
-                self._start_decode(now, state)
-            else:
-                self._resume(now, state, "still no node")
+            self._go_on(now, state, "still no node", refused=state.waiting_for == "decode")
             if state.stage is Stage.WAITING:
                 self.waiting[state.request_id] = state
 
@@ -362,6 +383,14 @@ class RequestLife:
         if state.stage in (Stage.HANDING_OVER, Stage.DECODING) and state.decode_node is not None:
             self._m.out.append(commands.AbortOnNode(state.decode_node, state.request_id, "decode"))
 
+    def _release_handoff(self, state: RequestState, unless_on: str | None = None) -> None:
+        """The decode node has the context, or nobody wants it any more: its keeper may let go."""
+        context = state.handed_over
+        if context is not None and context.kept and context.node != unless_on:
+            context.kept = False
+            if self._m.fleet.alive(context.node):
+                self._m.out.append(commands.ReleaseHandoff(context.node, state.request_id))
+
     def _release_prefill(self, now: float, state: RequestState) -> None:
         if state.holds_prefill:
             state.holds_prefill = False
@@ -383,6 +412,7 @@ class RequestLife:
         state.reason = reason
         del self._m.requests[state.request_id]
         self.waiting.pop(state.request_id, None)
+        self._release_handoff(state)
         self._m.placement.loads.finished(now, state.request_id)
         self._m.fleet.load.in_flight(now, -1)
         if stored_chain is None:
@@ -421,6 +451,27 @@ class RequestLife:
                 self._retry(now, state, node.name, True, "node-lost", f"The node {node.name} was lost.")
             else:
                 state.decode_node = None
+
+    def node_restarted(self, node: KnownNode) -> None:
+        """It is another process now: what broke on the former one may be tried there again."""
+        for state in self._m.requests.values():
+            state.avoid.discard(node.name)
+
+    def drop_orphans(self, node: KnownNode) -> None:
+        """Frees requests of ours that the node still holds and that are elsewhere or over."""
+        assert node.status is not None
+        listed = node.status.own_requests
+        wanted = [name for name in listed if self._belongs(name, node.name)]
+        for request_id in sorted(node.orphans.report(listed, wanted)):
+            self._m.out.append(commands.DropOrphan(node.name, request_id))
+
+    def _belongs(self, request_id: str, node: str) -> bool:
+        state = self._m.requests.get(request_id)
+        if state is None:
+            return False
+        context = state.handed_over
+        keeps = context is not None and context.kept and context.node == node
+        return keeps or node in (state.prefill_node, state.decode_node)
 
     def move_queued(self, now: float, node: KnownNode) -> None:
         """A node that takes no more prefills keeps what it computes; what only queues there moves to another one."""

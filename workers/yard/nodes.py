@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from apps.routing.domain.views import NodeFacts, NodeState, Phase
 from workers.yard import events
 from workers.yard.config import NodeConfig, PartitionConfig
+from workers.yard.recovery import Breaker, OrphanWatch
 
 Stage = Literal["prefill", "decode"]
 Health = Literal["ok", "stale", "down"]
@@ -16,6 +17,7 @@ STAGES: tuple[Stage, Stage] = ("prefill", "decode")
 STALE_AFTER_S = 3.0
 DOWN_AFTER_S = 6.0
 REFUSALS_UNTIL_DOWN = 2
+STALLED_DOWN_S = 30.0
 
 
 def serves(phase: str, stage: Stage) -> bool:
@@ -32,6 +34,13 @@ class KnownNode:
     status_at: float = 0.0
     refusals: int = 0
     health: Health = "down"
+    breaker: Breaker = field(default_factory=Breaker)
+    orphans: OrphanWatch = field(default_factory=OrphanWatch)
+
+    @property
+    def orphan_requests(self) -> int:
+        """Requests that the node holds and nobody wants, by its own count and by ours."""
+        return len(self.orphans.confirmed) + (self.status.orphans if self.status is not None else 0)
 
     @property
     def name(self) -> str:
@@ -50,9 +59,15 @@ class KnownNode:
     def age_s(self, now: float) -> float | None:
         return None if self.status is None else max(0.0, now - self.status_at)
 
+    @property
+    def stalled(self) -> bool:
+        """The node answers, but its engine has running work and makes no iteration."""
+        return self.status is not None and self.status.stalled_s >= STALLED_DOWN_S
+
     def judge(self, now: float) -> Health:
-        """Health by the age of the last status and by refused connections."""
-        if self.status is None or self.refusals >= REFUSALS_UNTIL_DOWN:
+        """Health by the age of the last status, by refused connections, and by whether the engine moves at all."""
+        self.breaker.look(now)
+        if self.status is None or self.refusals >= REFUSALS_UNTIL_DOWN or self.stalled:
             return "down"
         age_s = now - self.status_at
         if age_s >= DOWN_AFTER_S:
@@ -60,10 +75,11 @@ class KnownNode:
         return "stale" if age_s >= STALE_AFTER_S else "ok"
 
     def next_change(self) -> float | None:
-        """When silence alone would change the health."""
+        """When silence alone would change the health, or time the breaker."""
         if self.status is None or self.health == "down":
-            return None
-        return self.status_at + (STALE_AFTER_S if self.health == "ok" else DOWN_AFTER_S)
+            return self.breaker.open_until
+        silent_at = self.status_at + (STALE_AFTER_S if self.health == "ok" else DOWN_AFTER_S)
+        return silent_at if self.breaker.open_until is None else min(silent_at, self.breaker.open_until)
 
     def why_not(self, stage: Stage) -> str | None:
         """None when new work of `stage` may go here, else the reason's code."""
@@ -71,6 +87,8 @@ class KnownNode:
             return "disabled"
         if self.health == "down" or self.status is None:
             return "down"
+        if self.breaker.is_open:
+            return "circuit-open"
         if self.config.draining:
             return "draining"
         if not serves(self.config.phase, stage):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Outcomes:
 
     def __init__(self, now: float) -> None:
         self.counters = Counters()
+        self.recoveries: Counter[str] = Counter()
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._ttft_s, self._e2e_s, self._tpot_s, self._queue_s = (SampleWindow(WINDOW_S) for _ in range(4))
         self._ttft_error_ratio = SampleWindow(WINDOW_S)
@@ -55,6 +56,10 @@ class Outcomes:
 
     def output(self, now: float, tokens: int) -> None:
         self._output.add(now, tokens)
+
+    def recovered(self, reason: str) -> None:
+        """A broken attempt is followed by another one."""
+        self.recoveries[reason] += 1
 
     def first_token(self, now: float, state: RequestState) -> None:
         ttft_s = now - state.arrived_at

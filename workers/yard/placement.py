@@ -14,7 +14,8 @@ from workers.yard.requests import RequestState
 
 
 class Placement:
-    """Chooses nodes and remembers what is placed where. Nodes to `avoid` count only when nobody else can do it."""
+    """Chooses nodes and remembers what is placed where. Nodes to `avoid`, and those that have not reported lately, count
+    only when nobody else can do it."""
 
     def __init__(self, config: PartitionConfig, nodes: NodeTable) -> None:
         self._nodes = nodes
@@ -26,10 +27,12 @@ class Placement:
         self._router.configure(config.routing)
 
     def views(self, now: float, stage: Stage, avoid: Collection[str] = ()) -> list[NodeView]:
-        """The nodes as the router sees them; those to avoid are left out where others can do the work."""
+        """The nodes as the router sees them; those to avoid and silent ones are left out where others can do the work."""
         nodes = list(self._nodes)
         if any(node.takes(stage) and node.name not in avoid for node in nodes):
             nodes = [node for node in nodes if node.name not in avoid]
+        if any(node.takes(stage) and node.health == "ok" for node in nodes):
+            nodes = [node for node in nodes if node.health != "stale" or not node.takes(stage)]
         return [self.loads.view(now, node.facts(stage, self._block_tokens)) for node in nodes]
 
     def choose_prefill(

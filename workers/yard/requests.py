@@ -1,8 +1,8 @@
 """The life of one request, as a state machine whose every move is checked.
 
     queued -> prefilling -> handing-over -> decoding -> done
-      ^           |  ^            |             |
-      +-----------+  +------------+-------------+   a node failed: compute it again elsewhere
+      ^           |  ^            |  ^          |
+      +-----------+  +------------+--+----------+   a node failed: compute it again elsewhere, or hand it over again
                   |  ^            |             |
                   v  |            v             v
                  waiting (no node can take it now) -> prefilling or handing-over
@@ -18,8 +18,7 @@ from enum import StrEnum
 from apps.flowcontrol.domain.commands import Outcome
 from apps.routing.domain.views import CandidateTerms
 from workers.yard.events import PrefillResult, YardRequest
-
-MAX_FAILURES = 3
+from workers.yard.recovery import Attempts, HandedOver
 
 
 class Stage(StrEnum):
@@ -43,7 +42,7 @@ _NEXT: dict[Stage, frozenset[Stage]] = {
     Stage.QUEUED: frozenset((Stage.PREFILLING,)),
     Stage.PREFILLING: frozenset((Stage.PREFILLING, Stage.HANDING_OVER, Stage.WAITING)),
     Stage.HANDING_OVER: frozenset((Stage.HANDING_OVER, Stage.DECODING, Stage.PREFILLING, Stage.WAITING)),
-    Stage.DECODING: frozenset((Stage.PREFILLING, Stage.WAITING)),
+    Stage.DECODING: frozenset((Stage.HANDING_OVER, Stage.PREFILLING, Stage.WAITING)),
     Stage.WAITING: frozenset((Stage.PREFILLING, Stage.HANDING_OVER)),
 }
 
@@ -57,7 +56,7 @@ class RequestState:
     """One living request. Times are the driver's clock; `sent_tokens` output tokens have gone to the client.
 
     `in_flow` says whether flow control still counts it, `holds_prefill` whether its prefill place is still taken: each is
-    given back exactly once. `failures` counts broken attempts, `avoid` names the nodes they broke on.
+    given back exactly once. `broken` counts broken attempts, `avoid` names the nodes they broke on.
     """
 
     request: YardRequest
@@ -72,7 +71,8 @@ class RequestState:
     decode_node: str | None = None
     placed_at: float = 0.0
     attempts: int = 0
-    failures: int = 0
+    broken: Attempts = field(default_factory=Attempts)
+    handed_over: HandedOver | None = None
     avoid: set[str] = field(default_factory=set)
     waiting_for: str = ""
     waiting_until: float = 0.0
