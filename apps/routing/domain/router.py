@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from apps.planning.domain.cost_model import decode_iteration_s
 from apps.routing.domain.policies import DecodeCandidate, PrefillCandidate, Rotation, make_policy
@@ -36,6 +37,7 @@ class Router:
         """Route by `policy` from the next choice on."""
         self.settings = policy
         self._policy = make_policy(policy)
+        self._decode_policy = self._policy if policy.decode is None else make_policy(replace(policy, name=policy.decode))
 
     def choose_prefill(self, now: float, query: PrefillQuery, views: Sequence[NodeView]) -> PrefillChoice:
         """The node that should compute the prompt, or None when no node is eligible."""
@@ -71,7 +73,7 @@ class Router:
         if not candidates:
             full = any(row.why_not in ("batch-full", "kv-full") for row in rows)
             return DecodeChoice(None, tuple(rows), "no-room" if full else "no-node", _nobody("decode", rows))
-        node, code, text = self._policy.pick_decode(query, candidates, self._decode_turns)
+        node, code, text = self._decode_policy.pick_decode(query, candidates, self._decode_turns)
         self._decode_turns.used(node)
         return DecodeChoice(node, tuple(rows), code, f"{node}: {text}")
 

@@ -187,7 +187,7 @@ class RoutingPolicy:
 
     `home_margin_ratio`: a decode home is kept while it is at most this much slower than the best. `tie_margin_ratio`:
     predicted TTFTs this close count as equal, and the node with less placed on it wins. `fetch` None leaves it to the
-    policy (only `ttft` fetches from peers).
+    policy (only `ttft` fetches from peers). `decode` names another policy for decode nodes (None: the same).
     """
 
     name: str
@@ -199,7 +199,9 @@ class RoutingPolicy:
     balance_abs_requests: int = 32
     balance_rel_ratio: float = 1.0001
     overlap_weight: float = 1.0
+    decode: str | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in POLICIES:
-            raise ValueError(f"routing.policy: expected one of {', '.join(POLICIES)}, got {self.name!r}")
+        for field, name in (("routing.policy", self.name), ("routing.decode", self.decode or self.name)):
+            if name not in POLICIES:
+                raise ValueError(f"{field}: expected one of {', '.join(POLICIES)}, got {name!r}")
