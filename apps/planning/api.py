@@ -11,9 +11,21 @@ from django.utils import timezone
 from ninja import Query, Router, Schema
 from pydantic import AwareDatetime, Field
 
-from apps.planning import selectors, services
-from apps.planning.choices import Action, Cause, Mode, OrderState, ProposalState, Source, StepState, Verdict, VoteChoice
-from apps.planning.models import Decision, PlannerPolicy, Proposal, SwitchOrder
+from apps.planning import dryruns, selectors, services, warmups
+from apps.planning.choices import (
+    Action,
+    Cause,
+    DryRunState,
+    Mode,
+    OrderState,
+    ProposalState,
+    Source,
+    StepState,
+    Verdict,
+    VoteChoice,
+    WarmUpState,
+)
+from apps.planning.models import Decision, DryRun, FittedModel, PlannerPolicy, Proposal, SwitchOrder
 from apps.topology.choices import NodeState, Phase
 from apps.topology.models import Partition
 from apps.topology.selectors import node_named, partition_named
@@ -67,6 +79,9 @@ class PolicyOut(Schema):
     min_utilisation: float
     approvals_required: int
     self_approval: bool
+    auto_warm_up: bool
+    warm_up_rung_s: float
+    warm_up_limit_s: float
 
 
 class ForceOut(Schema):
@@ -92,6 +107,21 @@ class VoteOut(Schema):
     at: datetime
 
 
+class DryRunOut(Schema):
+    """`result` compares the split with the present one, both simulated from the live state."""
+
+    id: int
+    state: DryRunState
+    proposal: int | None
+    prefill: list[str]
+    decode: list[str]
+    asked_by: str
+    asked_at: datetime
+    finished_at: datetime | None
+    result: dict[str, Any] | None
+    problem: str
+
+
 class ProposalOut(Schema):
     id: int
     state: ProposalState
@@ -110,6 +140,7 @@ class ProposalOut(Schema):
     closed_reason: str
     approvals_required: int
     votes: list[VoteOut]
+    dry_run: DryRunOut | None
 
 
 class DecisionOut(Schema):
@@ -128,6 +159,7 @@ class DecisionOut(Schema):
     current: NamesOut
     chosen: NamesOut | None
     theta: float | None
+    closed_loop: float | None
     gain: float | None
     standard_error: float | None
     threshold: float | None
@@ -138,14 +170,28 @@ class DecisionOut(Schema):
     window: list[dict[str, Any]]
 
 
+class DecisionInputsOut(DecisionOut):
+    """With `state`, everything of the nodes and the policy that it was made from, and the fits in use."""
+
+    state: dict[str, Any]
+    fits: list[int]
+
+
 class StepOut(Schema):
+    """`drain_s` is how long its old work took to end, `switch_s` how long it took from the order to the new phase."""
+
     node: str
     from_phase: Phase
     to_phase: Phase
     state: StepState
     generation: int
     began_at: datetime | None
+    pushed_at: datetime | None
+    accepted: bool
+    drained_at: datetime | None
     finished_at: datetime | None
+    drain_s: float | None
+    switch_s: float | None
     reason: str
 
 
@@ -181,9 +227,38 @@ class FitOut(Schema):
     batch_low: float
     batch_high: float
     warnings: list[str]
+    summary: dict[str, Any]
     created_at: datetime
     retired_at: datetime | None
     retired_reason: str
+
+
+class ResidualOut(Schema):
+    """One window of one node: busy seconds as measured and as predicted. Of a held-out row the others' fit predicts."""
+
+    node: str
+    t0: float
+    measured_s: float
+    predicted_s: float
+    held_out: bool
+
+
+class FitWithResidualsOut(FitOut):
+    residuals: dict[str, list[ResidualOut]]
+
+
+class WarmUpOut(Schema):
+    id: int
+    state: WarmUpState
+    rung: int
+    rung_s: float
+    limit_s: float
+    reason: str
+    started_by: str
+    started_at: datetime
+    climbing_since: datetime | None
+    ended_at: datetime | None
+    outcome: str
 
 
 class SplitOut(Schema):
@@ -197,6 +272,7 @@ class SplitOut(Schema):
     active_orders: list[OrderOut]
     history: list[OrderOut]
     fits: list[FitOut]
+    warm_up: WarmUpOut | None
 
 
 # -- what is sent ----------------------------------------------------------------------------------------------------
@@ -234,6 +310,12 @@ class ProposalIn(Because):
     expires_at: AwareDatetime
 
 
+class DryRunIn(Reason):
+    """`prefill_nodes`: names of the nodes that shall prefill, or how many."""
+
+    prefill_nodes: int | list[str]
+
+
 class PhaseIn(Expiring):
     phase: Phase
 
@@ -256,6 +338,9 @@ class PolicyEdit(Edit):
     min_utilisation: Finite | None = None
     approvals_required: int | None = None
     self_approval: bool | None = None
+    auto_warm_up: bool | None = None
+    warm_up_rung_s: Finite | None = None
+    warm_up_limit_s: Finite | None = None
 
 
 # -- the split -------------------------------------------------------------------------------------------------------
@@ -346,7 +431,7 @@ def _policy(policy: PlannerPolicy) -> dict[str, Any]:
 def list_proposals(request: HttpRequest, partition: str, query: Query[PageQuery]) -> Any:
     """Newest first."""
     require(request, "viewer")
-    rows = Proposal.objects.filter(partition=partition_named(partition)).prefetch_related("votes")
+    rows = Proposal.objects.filter(partition=partition_named(partition)).prefetch_related("votes", "dry_runs")
     return _documents(page(rows, query, "-created_at", "-id"), selectors.proposal_document)
 
 
@@ -375,6 +460,60 @@ def reject_proposal(request: HttpRequest, partition: str, number: int, payload: 
     return selectors.proposal_document(services.reject(proposal, actor, payload.reason))
 
 
+@router.get("/split/{partition}/dry-runs", response=Page[DryRunOut])
+def list_dry_runs(request: HttpRequest, partition: str, query: Query[PageQuery]) -> Any:
+    """Newest first."""
+    require(request, "viewer")
+    rows = DryRun.objects.filter(partition=partition_named(partition))
+    return _documents(page(rows, query, "-asked_at", "-id"), selectors.dry_run_document)
+
+
+@router.get("/split/{partition}/dry-runs/{number}", response=DryRunOut)
+def get_dry_run(request: HttpRequest, partition: str, number: int) -> Any:
+    require(request, "viewer")
+    return selectors.dry_run_document(selectors.dry_run_numbered(number, partition_named(partition)))
+
+
+@router.post("/split/{partition}/dry-runs", response={202: DryRunOut})
+def ask_dry_run(request: HttpRequest, partition: str, payload: DryRunIn) -> Any:
+    """Try a split in the simulator from the live state. The answer comes under its number; nothing is switched."""
+    actor = require(request, "operator")
+    run = dryruns.ask(partition_named(partition), payload.prefill_nodes, actor, payload.reason)
+    return 202, selectors.dry_run_document(run)
+
+
+# -- the learned model ------------------------------------------------------------------------------------------------
+
+
+@router.get("/split/{partition}/fits", response=Page[FitOut])
+def list_fits(request: HttpRequest, partition: str, query: Query[PageQuery]) -> Any:
+    """Cost models learned so far, newest first, each with what it was learned from."""
+    require(request, "viewer")
+    rows = FittedModel.objects.filter(partition=partition_named(partition))
+    return _documents(page(rows, query, "-created_at", "-id"), selectors.fit_document)
+
+
+@router.get("/split/{partition}/fits/{number}", response=FitWithResidualsOut)
+def get_fit(request: HttpRequest, partition: str, number: int) -> Any:
+    """One fit with its residuals, for judging it by eye."""
+    require(request, "viewer")
+    return selectors.fit_with_residuals(selectors.fit_numbered(number, partition_named(partition)))
+
+
+@router.post("/split/{partition}/warm-up", response={201: WarmUpOut})
+def start_warm_up(request: HttpRequest, partition: str, payload: Because) -> Any:
+    """Every node serves both phases while its concurrency ramps, until the cost model is learned."""
+    actor = require(request, "administrator")
+    return 201, selectors.warm_up_document(warmups.start(partition_named(partition), actor, payload.reason))
+
+
+@router.delete("/split/{partition}/warm-up", response=WarmUpOut)
+def stop_warm_up(request: HttpRequest, partition: str, reason: str = Query("", max_length=MAX_REASON_CHARS)) -> Any:
+    """The nodes get back the phases they had."""
+    actor = require(request, "administrator")
+    return selectors.warm_up_document(warmups.stop(partition_named(partition), actor, reason))
+
+
 # -- history ---------------------------------------------------------------------------------------------------------
 
 
@@ -384,6 +523,13 @@ def list_decisions(request: HttpRequest, partition: str, query: Query[PageQuery]
     require(request, "viewer")
     rows = Decision.objects.filter(partition=partition_named(partition))
     return _documents(page(rows, query, "-at", "-id"), selectors.decision_document)
+
+
+@router.get("/split/{partition}/decisions/{number}", response=DecisionInputsOut)
+def get_decision(request: HttpRequest, partition: str, number: int) -> Any:
+    """One decision with all its inputs: making it again from them gives the same answer."""
+    require(request, "viewer")
+    return selectors.decision_with_inputs(selectors.decision_numbered(number, partition_named(partition)))
 
 
 @router.get("/split/{partition}/orders", response=Page[OrderOut], by_alias=True)

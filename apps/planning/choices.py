@@ -126,12 +126,18 @@ class Cause(TextChoices):
     FORCE = "force", "Forced by an operator"
     ROLLBACK = "rollback", "Rolled back by an operator"
     WATCH = "watch", "Rolled back by the planner"
+    WARM_UP = "warm-up", "Warm-up"
 
     @property
     def colour(self) -> str:
-        return {"planner": "blue", "proposal": "green", "force": "amber", "rollback": "violet", "watch": "red"}[
-            self.value
-        ]
+        return {
+            "planner": "blue",
+            "proposal": "green",
+            "force": "amber",
+            "rollback": "violet",
+            "watch": "red",
+            "warm-up": "grey",
+        }[self.value]
 
 
 class FitState(TextChoices):
@@ -144,3 +150,25 @@ class FitState(TextChoices):
     @property
     def colour(self) -> str:
         return {"accepted": "green", "refused": "red", "retired": "grey"}[self.value]
+
+
+class WarmUpState(TextChoices):
+    RUNNING = "running", "Running"
+    DONE = "done", "Model learned"
+    STOPPED = "stopped", "Stopped"
+    GIVEN_UP = "given-up", "Given up"
+
+    @property
+    def colour(self) -> str:
+        return {"running": "blue", "done": "green", "stopped": "grey", "given-up": "amber"}[self.value]
+
+
+class DryRunState(TextChoices):
+    WAITING = "waiting", "Waiting"
+    RUNNING = "running", "Running"
+    DONE = "done", "Done"
+    FAILED = "failed", "Failed"
+
+    @property
+    def colour(self) -> str:
+        return {"waiting": "grey", "running": "blue", "done": "green", "failed": "red"}[self.value]

@@ -10,6 +10,7 @@ from django.utils import timezone
 from apps.planning.choices import (
     Action,
     Cause,
+    DryRunState,
     FitState,
     Mode,
     OrderState,
@@ -18,6 +19,7 @@ from apps.planning.choices import (
     StepState,
     Verdict,
     VoteChoice,
+    WarmUpState,
 )
 from apps.topology.choices import Phase
 from controlplane.audit import audited
@@ -46,6 +48,11 @@ class PlannerPolicy(models.Model):
     min_utilisation = models.FloatField(default=0.7, validators=[Between(0, 1)])
     approvals_required = models.PositiveIntegerField(default=1, validators=[Between(1, 10)])
     self_approval = models.BooleanField(default=False)
+    auto_warm_up = models.BooleanField(
+        default=False, help_text="warm up by itself while no hardware class has ever been learned"
+    )
+    warm_up_rung_s = models.FloatField(default=15.0, validators=[Between(5, 3600)])
+    warm_up_limit_s = models.FloatField(default=1800.0, validators=[Between(30, 86_400)])
 
     class Meta:
         verbose_name_plural = "planner policies"
@@ -72,6 +79,8 @@ class Slice(models.Model):
     decode_utilisation = models.FloatField(null=True)
     prefill_wait_p95_s = models.FloatField(null=True)
     stale_ratio = models.FloatField(default=0.0)
+    agents = models.FloatField(null=True, help_text="in flight and thinking, by Little's law")
+    think_s = models.FloatField(null=True, help_text="mean pause before an answered agent asks again")
 
     class Meta:
         ordering = ["t0"]
@@ -247,6 +256,7 @@ class SwitchStep(models.Model):
     generation = models.PositiveBigIntegerField(default=0)
     began_at = models.DateTimeField(null=True, blank=True)
     pushed_at = models.DateTimeField(null=True, blank=True)
+    drained_at = models.DateTimeField(null=True, blank=True, help_text="when its old work had ended")
     finished_at = models.DateTimeField(null=True, blank=True)
     accepted = models.BooleanField(default=False)
     reason = models.CharField(max_length=500, blank=True)
@@ -276,6 +286,9 @@ class FittedModel(models.Model):
     batch_low = models.FloatField()
     batch_high = models.FloatField()
     warnings = models.JSONField(default=list)
+    summary = models.JSONField(default=dict, help_text="what it was learned from: period, nodes, ranges, deviations")
+    residuals = models.JSONField(default=dict, help_text="per phase: [node, t0, measured_s, predicted_s, held out]")
+    drift = models.JSONField(default=dict, help_text="the CUSUM over what was measured since")
     created_at = models.DateTimeField(default=timezone.now)
     retired_at = models.DateTimeField(null=True, blank=True)
     retired_reason = models.CharField(max_length=500, blank=True)
@@ -292,3 +305,53 @@ class FittedModel(models.Model):
 
     def __str__(self) -> str:
         return f"{self.hardware_class} ({self.state})"
+
+
+@audited()
+class WarmUp(models.Model):
+    """A time in which every node serves both phases while its concurrency ramps, so that the model can be learned."""
+
+    partition = models.ForeignKey("topology.Partition", on_delete=models.CASCADE, related_name="warm_ups")
+    state = models.CharField(max_length=16, choices=WarmUpState.choices, default=WarmUpState.RUNNING)
+    phases = models.JSONField(help_text="each node's phase before")
+    rung_s = models.FloatField()
+    limit_s = models.FloatField()
+    rung = models.PositiveIntegerField(default=0, help_text="the rung whose limits are published")
+    reason = models.CharField(max_length=500)
+    started_by = models.CharField(max_length=160)
+    started_at = models.DateTimeField(default=timezone.now)
+    climbing_since = models.DateTimeField(null=True, blank=True, help_text="when every node had become mixed")
+    ended_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        ordering = ["-started_at", "-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["partition"], condition=Q(state=WarmUpState.RUNNING), name="one_running_warm_up_per_partition"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"warm-up of {self.partition} ({self.state})"
+
+
+class DryRun(models.Model):
+    """A split tried in the simulator from the live state. `result` compares it with the present split."""
+
+    partition = models.ForeignKey("topology.Partition", on_delete=models.CASCADE, related_name="dry_runs")
+    proposal = models.ForeignKey(Proposal, null=True, blank=True, on_delete=models.SET_NULL, related_name="dry_runs")
+    state = models.CharField(max_length=16, choices=DryRunState.choices, default=DryRunState.WAITING)
+    prefill = models.JSONField()
+    decode = models.JSONField()
+    asked_by = models.CharField(max_length=160)
+    asked_at = models.DateTimeField(default=timezone.now)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    result = models.JSONField(null=True)
+    problem = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        ordering = ["-asked_at", "-id"]
+
+    def __str__(self) -> str:
+        return f"dry run {self.pk} of {self.partition} ({self.state})"

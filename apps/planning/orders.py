@@ -8,6 +8,7 @@ polls. Dying anywhere in between loses nothing: the next `advance` asks for the 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,7 @@ from apps.planning.domain.phase_machine import (
     ACTIVE,
     ENDED,
     Event,
+    InvalidTransition,
     MovePlan,
     NodeFacts,
     OrderPlan,
@@ -27,6 +29,7 @@ from apps.planning.domain.phase_machine import (
     Publish,
     PushPhase,
     ReleaseNode,
+    RollBackAsked,
     TakeNode,
 )
 from apps.planning.models import Decision, Proposal, SwitchOrder, SwitchStep
@@ -40,6 +43,18 @@ from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField
 
 logger = logging.getLogger(__name__)
+_STEP_FIELDS = (
+    "from_phase",
+    "to_phase",
+    "state",
+    "generation",
+    "accepted",
+    "reason",
+    "began_at",
+    "pushed_at",
+    "drained_at",
+    "finished_at",
+)
 DRIVE_TASK = "workers.planner.tasks.drive_switch"
 
 
@@ -146,6 +161,18 @@ def advance(
     return order.state, [command for command in commands if isinstance(command, PushPhase | PollStatus)]
 
 
+def turn_round(order: SwitchOrder, actor: Actor, reason: str) -> SwitchOrder:
+    """Send the nodes of an order under way back where they came from. Raises Conflict when it comes too late."""
+    try:
+        asked = RollBackAsked(f"rolled back by {actor}: {reason}"[:500])
+        advance(order.pk, time.time(), asked, actor)
+    except InvalidTransition as error:
+        raise Conflict(str(error), "not-undoable") from None
+    order.refresh_from_db()
+    start_driving(order)
+    return order
+
+
 def start_driving(order: SwitchOrder) -> None:
     """Ask a worker to drive the order, once this transaction is committed. If nobody hears, the reconciler does it."""
     order_id = order.pk
@@ -194,6 +221,7 @@ def _plan_of(order: SwitchOrder, steps: list[SwitchStep]) -> OrderPlan:
             state=step.state,  # type: ignore[arg-type]
             generation=step.generation,
             began_at=_seconds(step.began_at),
+            drained_at=_seconds(step.drained_at),
             finished_at=_seconds(step.finished_at),
             pushed_at=_seconds(step.pushed_at),
             accepted=step.accepted,
@@ -227,11 +255,8 @@ def _store(order: SwitchOrder, steps: list[SwitchStep], plan: OrderPlan, now: fl
         step.from_phase, step.to_phase, step.state = move.from_phase, move.to_phase, move.state
         step.generation, step.accepted, step.reason = move.generation, move.accepted, move.reason[:500]
         step.began_at, step.pushed_at = _moment(move.began_at), _moment(move.pushed_at)
-        step.finished_at = _moment(move.finished_at)
-    SwitchStep.objects.bulk_update(
-        steps,
-        ["from_phase", "to_phase", "state", "generation", "accepted", "reason", "began_at", "pushed_at", "finished_at"],
-    )
+        step.drained_at, step.finished_at = _moment(move.drained_at), _moment(move.finished_at)
+    SwitchStep.objects.bulk_update(steps, _STEP_FIELDS)
 
 
 def _apply(partition: Partition, nodes: dict[str, Node], commands: list[Any], actor: Actor) -> None:

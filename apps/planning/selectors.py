@@ -9,16 +9,17 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from apps.planning.choices import FitState, OrderState, ProposalState
+from apps.planning.choices import FitState, OrderState, ProposalState, WarmUpState
 from apps.planning.models import (
     Decision,
+    DryRun,
     FittedModel,
     ForcedSplit,
     PlannerPolicy,
     Proposal,
-    Slice,
     SwitchOrder,
     SwitchStep,
+    WarmUp,
 )
 from apps.topology.models import Node, Partition
 from apps.topology.selectors import nodes_of
@@ -41,6 +42,21 @@ def proposal_numbered(number: int, partition: Partition | None = None) -> Propos
 def order_numbered(number: int, partition: Partition | None = None) -> SwitchOrder:
     """Raises NotFound."""
     return _numbered(SwitchOrder, "switch order", number, partition)
+
+
+def decision_numbered(number: int, partition: Partition | None = None) -> Decision:
+    """Raises NotFound."""
+    return _numbered(Decision, "decision", number, partition)
+
+
+def dry_run_numbered(number: int, partition: Partition | None = None) -> DryRun:
+    """Raises NotFound."""
+    return _numbered(DryRun, "dry run", number, partition)
+
+
+def fit_numbered(number: int, partition: Partition | None = None) -> FittedModel:
+    """Raises NotFound."""
+    return _numbered(FittedModel, "fit", number, partition)
 
 
 def _numbered(model: Any, kind: str, number: int, partition: Partition | None) -> Any:
@@ -81,16 +97,9 @@ def accepted_fits(partition: Partition) -> dict[str, FittedModel]:
     return {fit.hardware_class: fit for fit in FittedModel.objects.filter(partition=partition, state=FitState.ACCEPTED)}
 
 
-def refused_classes(partition: Partition) -> set[str]:
-    """Hardware classes whose newest fit was too wrong to plan with."""
-    newest: dict[str, str] = {}
-    for fit in FittedModel.objects.filter(partition=partition).order_by("created_at", "id"):
-        newest[fit.hardware_class] = fit.state
-    return {name for name, state in newest.items() if state == FitState.REFUSED}
-
-
-def window_of(partition: Partition, start: float, end: float) -> list[Slice]:
-    return list(Slice.objects.filter(partition=partition, t0__gte=start, t1__lte=end).order_by("t0"))
+def running_warm_up(partition: Partition) -> WarmUp | None:
+    """The warm-up under way, if any."""
+    return WarmUp.objects.filter(partition=partition, state=WarmUpState.RUNNING).first()
 
 
 def last_switch(partition: Partition) -> SwitchOrder | None:
@@ -102,10 +111,12 @@ def last_switch(partition: Partition) -> SwitchOrder | None:
 def split_view(partition: Partition) -> dict[str, Any]:
     """Everything about a partition's split: current, proposed, forced, policy, last decision, orders, history."""
     nodes = list(nodes_of(partition))
-    proposal = Proposal.objects.filter(partition=partition, state=ProposalState.OPEN).prefetch_related("votes").first()
+    waiting = Proposal.objects.filter(partition=partition, state=ProposalState.OPEN)
+    proposal = waiting.prefetch_related("votes", "dry_runs").first()
     decision = Decision.objects.filter(partition=partition).first()
     orders = SwitchOrder.objects.filter(partition=partition).prefetch_related("steps")
     forces = list(live_forces(partition))
+    warm_up = running_warm_up(partition)
     return {
         "partition": partition.name,
         "current": {**desired_split(nodes), "nodes": [_node(node) for node in nodes]},
@@ -117,6 +128,7 @@ def split_view(partition: Partition) -> dict[str, Any]:
         "active_orders": [order_document(order) for order in orders.filter(state__in=OPEN_STATES)],
         "history": [order_document(order) for order in orders.exclude(state__in=OPEN_STATES)[:HISTORY_SHOWN]],
         "fits": [fit_document(fit) for fit in FittedModel.objects.filter(partition=partition)[:5]],
+        "warm_up": warm_up_document(warm_up) if warm_up else None,
     }
 
 
@@ -173,6 +185,9 @@ def policy_document(policy: PlannerPolicy) -> dict[str, Any]:
         "min_utilisation": policy.min_utilisation,
         "approvals_required": policy.approvals_required,
         "self_approval": policy.self_approval,
+        "auto_warm_up": policy.auto_warm_up,
+        "warm_up_rung_s": policy.warm_up_rung_s,
+        "warm_up_limit_s": policy.warm_up_limit_s,
     }
 
 
@@ -194,6 +209,7 @@ def decision_document(decision: Decision) -> dict[str, Any]:
         if decision.chosen_prefill is not None
         else None,
         "theta": decision.theta,
+        "closed_loop": decision.detail.get("closed_loop"),
         "gain": decision.gain,
         "standard_error": decision.standard_error,
         "threshold": decision.threshold,
@@ -202,6 +218,13 @@ def decision_document(decision: Decision) -> dict[str, Any]:
         "candidates": decision.detail.get("candidates", []),
         "rules": decision.detail.get("rules", []),
         "window": decision.detail.get("window", []),
+    }
+
+
+def decision_with_inputs(decision: Decision) -> dict[str, Any]:
+    return decision_document(decision) | {
+        "state": decision.detail.get("state", {}),
+        "fits": decision.detail.get("fits", []),
     }
 
 
@@ -227,6 +250,22 @@ def proposal_document(proposal: Proposal) -> dict[str, Any]:
             {"actor": vote.actor, "choice": vote.choice, "reason": vote.reason, "at": vote.at}
             for vote in proposal.votes.all()
         ],
+        "dry_run": next((dry_run_document(run) for run in proposal.dry_runs.all()), None),
+    }
+
+
+def dry_run_document(run: DryRun) -> dict[str, Any]:
+    return {
+        "id": run.pk,
+        "state": run.state,
+        "proposal": run.proposal_id,
+        "prefill": run.prefill,
+        "decode": run.decode,
+        "asked_by": run.asked_by,
+        "asked_at": run.asked_at,
+        "finished_at": run.finished_at,
+        "result": run.result,
+        "problem": run.problem,
     }
 
 
@@ -259,9 +298,18 @@ def _step(step: SwitchStep) -> dict[str, Any]:
         "state": step.state,
         "generation": step.generation,
         "began_at": step.began_at,
+        "pushed_at": step.pushed_at,
+        "accepted": step.accepted,
+        "drained_at": step.drained_at,
         "finished_at": step.finished_at,
+        "drain_s": _between(step.began_at, step.drained_at or step.finished_at),
+        "switch_s": _between(step.began_at, step.finished_at),
         "reason": step.reason,
     }
+
+
+def _between(start: datetime | None, end: datetime | None) -> float | None:
+    return (end - start).total_seconds() if start and end else None
 
 
 def fit_document(fit: FittedModel) -> dict[str, Any]:
@@ -278,9 +326,33 @@ def fit_document(fit: FittedModel) -> dict[str, Any]:
         "batch_low": fit.batch_low,
         "batch_high": fit.batch_high,
         "warnings": fit.warnings,
+        "summary": fit.summary,
         "created_at": fit.created_at,
         "retired_at": fit.retired_at,
         "retired_reason": fit.retired_reason,
+    }
+
+
+def fit_with_residuals(fit: FittedModel) -> dict[str, Any]:
+    """A fit and, for each phase, its windows as measured and as predicted."""
+    names = ("node", "t0", "measured_s", "predicted_s", "held_out")
+    residuals = {phase: [dict(zip(names, row, strict=True)) for row in rows] for phase, rows in fit.residuals.items()}
+    return fit_document(fit) | {"residuals": residuals}
+
+
+def warm_up_document(warm_up: WarmUp) -> dict[str, Any]:
+    return {
+        "id": warm_up.pk,
+        "state": warm_up.state,
+        "rung": warm_up.rung,
+        "rung_s": warm_up.rung_s,
+        "limit_s": warm_up.limit_s,
+        "reason": warm_up.reason,
+        "started_by": warm_up.started_by,
+        "started_at": warm_up.started_at,
+        "climbing_since": warm_up.climbing_since,
+        "ended_at": warm_up.ended_at,
+        "outcome": warm_up.outcome,
     }
 
 

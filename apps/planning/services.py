@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from apps.planning import orders
 from apps.planning.choices import Cause, Mode, OrderState, ProposalState, VoteChoice
-from apps.planning.domain.phase_machine import ACTIVE, InvalidTransition, RollBackAsked
+from apps.planning.domain.phase_machine import ACTIVE
 from apps.planning.models import ForcedSplit, PlannerPolicy, Proposal, SwitchOrder, Vote
 from apps.planning.selectors import desired_split, forced_phases, live_forces, policy_document, policy_of
 from apps.topology import configuration
@@ -38,6 +38,9 @@ _POLICY_FIELDS = frozenset(
         "min_utilisation",
         "approvals_required",
         "self_approval",
+        "auto_warm_up",
+        "warm_up_rung_s",
+        "warm_up_limit_s",
     }
 )
 
@@ -371,14 +374,7 @@ def _turn_round(order: SwitchOrder, actor: Actor, reason: str) -> SwitchOrder:
     for force in live_forces(order.partition):
         if set(force.phases) & set(order.steps.values_list("node", flat=True)):
             _clear(force, actor, f"order {order.pk} rolled back")
-    try:
-        asked = RollBackAsked(f"rolled back by {actor}: {reason}"[:500])
-        orders.advance(order.pk, timezone.now().timestamp(), asked, actor)
-    except InvalidTransition as error:
-        raise Conflict(str(error), "not-undoable") from None
-    order.refresh_from_db()
-    orders.start_driving(order)
-    return order
+    return orders.turn_round(order, actor, reason)
 
 
 # -- what time brings ------------------------------------------------------------------------------------------------

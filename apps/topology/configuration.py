@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import redis
@@ -22,7 +22,9 @@ from controlplane.actors import Actor
 
 logger = logging.getLogger(__name__)
 SectionBuilder = Callable[[Partition], Any]
+NodeOverlay = Callable[[Partition], Mapping[str, Mapping[str, Any]]]
 _sections: dict[str, SectionBuilder] = {}
+_node_overlays: list[NodeOverlay] = []
 _ENVELOPE = ("version", "published_at")
 
 
@@ -32,6 +34,23 @@ def register_section(name: str, builder: SectionBuilder) -> None:
     if name in _ENVELOPE or (known is not None and known is not builder):
         raise ValueError(f"section {name!r} of the configuration document is already taken")
     _sections[name] = builder
+
+
+def register_node_overlay(overlay: NodeOverlay) -> None:
+    """Makes `overlay(partition)`, {node name: {field: value}}, replace those fields of the document's nodes.
+
+    For what another app knows better than the node's row for a time: learned coefficients, the limits of a warm-up.
+    """
+    if overlay not in _node_overlays:
+        _node_overlays.append(overlay)
+
+
+def overlaid(partition: Partition, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The nodes with what the overlays say of them."""
+    for overlay in _node_overlays:
+        changes = overlay(partition)
+        nodes = [{**node, **changes.get(node["name"], {})} for node in nodes]
+    return nodes
 
 
 def build_document(partition: Partition) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from apps.topology import configuration
 from apps.topology.choices import Phase
 from apps.topology.models import Cluster, ConfigurationVersion, Node, Partition
 from controlplane.errors import NotFound
@@ -55,7 +56,7 @@ def serving(partition: Partition, phase: str) -> QuerySet[Node]:
 
 
 def nodes_section(partition: Partition) -> list[dict[str, Any]]:
-    return [
+    nodes = [
         {
             "name": node.name,
             "order": node.order,
@@ -71,3 +72,4 @@ def nodes_section(partition: Partition) -> list[dict[str, Any]]:
         }
         for node in nodes_of(partition)
     ]
+    return configuration.overlaid(partition, nodes)

@@ -18,7 +18,7 @@ from django.utils import timezone
 from apps.flowcontrol import services as flowcontrol
 from apps.planning import orders, services
 from apps.planning.domain.phase_machine import StatusReported, Tick
-from apps.planning.models import PlannerPolicy, SwitchOrder
+from apps.planning.models import Decision, DryRun, FittedModel, PlannerPolicy, Slice, SwitchOrder
 from apps.telemetry.models import RequestRecord
 from apps.tenancy import services as tenancy
 from apps.tenancy.models import Tenant
@@ -29,6 +29,8 @@ from tests.factories import make_partition, make_tenant, make_user
 
 LIVE = {"v": 1, "partition": "gb300", "t": 7.5, "config_version": 3, "bands": [{"name": "premium", "waiting": 2}]}
 
+WORKLOAD = {"t_uc": 900, "pairs": 4e7, "t_rst": 0, "t_out": 200, "t_acc": 2.2, "u_tokens": 8192, "in_flight": 20}
+
 
 @pytest.fixture
 def partition(db: None) -> Partition:
@@ -36,6 +38,7 @@ def partition(db: None) -> Partition:
     PlannerPolicy.objects.create(partition=partition, mode="approve")
     flowcontrol.create_band(partition, "spare", -50, SYSTEM)
     make_tenant()
+    Slice.objects.create(partition=partition, t0=0.0, t1=60.0, workload=WORKLOAD)
     RequestRecord.objects.create(partition=partition, request_id="r-1", at=timezone.now(), tenant="acme")
     return partition
 
@@ -115,7 +118,43 @@ def _version(partition: Partition) -> int:
     return found.version
 
 
-_MADE = {"key": _key, "proposal": _proposal, "order": _order, "version": _version}
+def _decision(partition: Partition) -> int:
+    made = {"verdict": "hold", "rule": "no_gain", "reason": "none is better", "source": "configured", "mode": "approve"}
+    return Decision.objects.create(
+        partition=partition, window_start=0, window_end=600, slices=10, slices_used=10, **made
+    ).pk
+
+
+def _fit(partition: Partition) -> int:
+    return FittedModel.objects.create(
+        partition=partition,
+        hardware_class="gb300",
+        state="retired",
+        prefill={"c0": 0.05, "c1": 4e-5, "c2": 2e-10, "c3": 6e-7},
+        decode={"d0": 2e-3, "d1": 0.02, "d2": 4e-4},
+        prefill_rows=40,
+        decode_rows=40,
+        prefill_error_ratio=0.02,
+        decode_error_ratio=0.02,
+        batch_low=1,
+        batch_high=64,
+        residuals={"prefill": [["gb300-1", 5.0, 1.0, 1.02, True]], "decode": []},
+    ).pk
+
+
+def _dry_run(partition: Partition) -> int:
+    return DryRun.objects.create(partition=partition, prefill=["gb300-1"], decode=["gb300-2"], asked_by="robin").pk
+
+
+_MADE = {
+    "key": _key,
+    "proposal": _proposal,
+    "order": _order,
+    "version": _version,
+    "decision": _decision,
+    "fit": _fit,
+    "dry_run": _dry_run,
+}
 
 
 class Rest:

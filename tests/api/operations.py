@@ -1,6 +1,6 @@
 """Every operation of the API with a call that works: who may make it, and what it answers.
 
-`{key}`, `{proposal}`, `{order}` and `{version}` in an address stand for rows that `tests/api/conftest.py` makes.
+Names in braces in an address stand for rows that `tests/api/conftest.py` makes.
 """
 
 from __future__ import annotations
@@ -219,7 +219,25 @@ OPERATIONS = [
         WHY,
         unknown=(f"{SPLIT}/proposals/999999/reject",),
     ),
+    _read("list_dry_runs", f"{SPLIT}/dry-runs", "/split/nowhere/dry-runs"),
+    _read("get_dry_run", f"{SPLIT}/dry-runs/{{dry_run}}", f"{SPLIT}/dry-runs/999999"),
+    Operation(
+        "ask_dry_run",
+        "post",
+        f"{SPLIT}/dry-runs",
+        "operator",
+        {"prefill_nodes": 1},
+        202,
+        ("/split/nowhere/dry-runs",),
+    ),
+    _read("list_fits", f"{SPLIT}/fits", "/split/nowhere/fits"),
+    _read("get_fit", f"{SPLIT}/fits/{{fit}}", f"{SPLIT}/fits/999999"),
+    Operation(
+        "start_warm_up", "post", f"{SPLIT}/warm-up", "administrator", WHY, 201, unknown=("/split/nowhere/warm-up",)
+    ),
+    Operation("stop_warm_up", "delete", f"{SPLIT}/warm-up", "administrator", unknown=("/split/nowhere/warm-up",)),
     _read("list_decisions", f"{SPLIT}/decisions", "/split/nowhere/decisions"),
+    _read("get_decision", f"{SPLIT}/decisions/{{decision}}", f"{SPLIT}/decisions/999999"),
     _read("list_orders", f"{SPLIT}/orders", "/split/nowhere/orders"),
     _read("get_order", f"{SPLIT}/orders/{{order}}", f"{SPLIT}/orders/999999"),
     Operation(

@@ -7,6 +7,7 @@ import pytest
 from django.test import Client
 
 from apps.planning import services as planning
+from apps.planning import warmups
 from apps.tenancy import services as tenancy
 from apps.tenancy.models import ApiKey, Tenant
 from controlplane.actors import SYSTEM
@@ -17,6 +18,11 @@ from tests.factories import make_user
 
 pytestmark = pytest.mark.django_db
 GUARDED = [operation for operation in OPERATIONS if operation.role]
+# What must have happened before these make sense.
+FIRST = {
+    "unfreeze_split": lambda partition, actor, reason: planning.freeze(partition, actor, reason, None),
+    "stop_warm_up": warmups.start,
+}
 WRITES = [operation for operation in GUARDED if operation.method != "get"]
 
 
@@ -50,12 +56,12 @@ def test_every_operation_of_the_description_is_tested_here():
         assert re.fullmatch(pattern, f"/api/v1{operation.path}"), template
 
 
-def test_each_works_for_the_lowest_role_that_may_call_it(rest, live, address, undone):
+def test_each_works_for_the_lowest_role_that_may_call_it(rest, partition, live, address, undone):
     wrong = {}
     for operation in OPERATIONS:
         with undone():
-            if operation.name == "unfreeze_split":
-                rest("put", "/split/gb300/freeze", {"reason": "first"})
+            if operation.name in FIRST:
+                FIRST[operation.name](partition, SYSTEM, "first")
             status, body = rest(
                 operation.method, address(operation.path), operation.body, role=operation.role or "viewer"
             )
@@ -70,8 +76,8 @@ def test_a_key_with_the_role_may_do_the_same_without_a_csrf_token(partition, liv
     wrong = {}
     for operation in WRITES:
         with undone():
-            if operation.name == "unfreeze_split":
-                planning.freeze(partition, SYSTEM, "first", None)
+            if operation.name in FIRST:
+                FIRST[operation.name](partition, SYSTEM, "first")
             answer = client.generic(
                 operation.method.upper(),
                 f"/api/v1{address(operation.path)}",

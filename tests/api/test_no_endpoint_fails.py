@@ -61,7 +61,11 @@ EVERYTHING = {
         "min_utilisation": 0.5,
         "approvals_required": 1,
         "self_approval": True,
+        "auto_warm_up": False,
+        "warm_up_rung_s": 15.0,
+        "warm_up_limit_s": 600.0,
     },
+    "ask_dry_run": {"prefill_nodes": ["gb300-1"]},
 }
 WITH_BODY = [operation for operation in OPERATIONS if operation.body is not None]
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from apps.planning import orders, services, windows
+from apps.planning import learning, orders, services
 from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients, decode_iteration_s, prefill_work_s
 from apps.planning.domain.phase_machine import StatusReported, Tick
 from apps.planning.models import Decision, FittedModel, PlannerPolicy, Proposal, Slice, SwitchOrder
@@ -253,12 +253,12 @@ def test_a_window_with_enough_measurements_learns_the_model_and_plans_with_it(pa
 
 def test_a_nodes_first_minute_and_its_switches_teach_nothing(partition):
     measure(partition, START + 65, END)
-    assert windows.fit_windows(partition, ["gb300-1"], START) == []
+    assert learning.fit_windows(partition, [Node.objects.get(name="gb300-1")], START) == []
     measure(partition, END, END + 60)
-    assert len(windows.fit_windows(partition, ["gb300-1"], START)) == 11
+    assert len(learning.fit_windows(partition, [Node.objects.get(name="gb300-1")], START)) == 11
     CostWindow.objects.all().delete()
     measure(partition, START, END, switching=True)
-    assert windows.fit_windows(partition, ["gb300-1"], START) == []
+    assert learning.fit_windows(partition, [Node.objects.get(name="gb300-1")], START) == []
 
 
 def test_a_fit_that_is_too_wrong_is_kept_with_its_error_and_holds_the_split(partition):
@@ -276,10 +276,12 @@ def test_a_fit_that_reality_has_left_is_retired_and_learned_anew_from_newer_meas
     run(partition)
     first = FittedModel.objects.get()
     measure(partition, END, END + WINDOW_S, slower=2.0)
-    (second,) = windows.refit(partition, END + WINDOW_S)
+    load(partition, END, END + WINDOW_S)
+    assert learning.watch_drift(partition, END + 60) == [first]
     first.refresh_from_db()
     assert first.state == "retired"
-    assert "off by" in first.retired_reason
+    assert "slower than the model says" in first.retired_reason
+    (second,) = learning.refit(partition, END + WINDOW_S)
     assert second.state == "accepted"
     assert second.prefill["c1"] == pytest.approx(2 * COEFFICIENTS["c1"], rel=0.1)
-    assert windows.refit(partition, END + WINDOW_S) == []
+    assert learning.refit(partition, END + WINDOW_S) == []

@@ -79,21 +79,7 @@ def tick(partition_name: str, now: float | None = None) -> str:
             return "another worker plans"
         ingest(partition_name)
         moment = time.time() if now is None else now
-        if windows.close_slices(partition, moment):
-            windows.spoil_stale_proposal(partition)
-        undone = windows.undo_a_switch_that_hurts(partition, moment)
-        if undone is not None:
-            return f"order {undone.pk} undoes a switch"
-        window = windows.window_to_decide(partition)
-        if window is not None:
-            windows.refit(partition, moment)
-            decision = windows.decide(partition, *window, moment, _live(partition))
-        else:
-            at_once = windows.decide_at_once(partition, moment, _live(partition))
-            if at_once is None:
-                return "nothing to decide"
-            decision = at_once
-        return f"{decision.verdict} ({decision.rule}): {decision.action}"
+        return windows.tick(partition, moment, _live(partition))
 
 
 @app.task

@@ -1,15 +1,16 @@
 """Learning the cost model from measurements: non-negative least squares over 5 s windows.
 
 A window and node give one row per phase: how many iterations ran, the sums of what they worked on, and the busy seconds.
-Rows are weighted by 1/busy (so the *relative* error is minimised), columns are scaled to unit length, every fourth row is
-held out to measure the error. Columns that move together cannot be told apart: they are merged in the proportion of the
+Rows are weighted by 1/busy (so the *relative* error is minimised), columns are scaled to unit length, a quarter of the
+rows is held out to measure the error. Columns that move together cannot be told apart: they are merged in the proportion of the
 coefficients believed so far, and the report says so. The fitted range of B is kept; outside it the fit is a guess.
+Nodes of one hardware class share a fit; the residuals tell how far each of them is from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,15 @@ from apps.planning.domain.capacity import BatchRange
 from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients, phi
 
 ROWS_PER_COLUMN = 5
-HOLD_OUT_EVERY = 4
+HOLD_OUT_RATIO = 0.25
+_GOLDEN_RATIO = 0.6180339887498949
 MAX_CONDITION = 1e3
 WARN_ERROR_RATIO = 0.07
 REFUSE_ERROR_RATIO = 0.15
 MIN_BUSY_S = 0.05
+# A node this far from its class, over this many rows, is named and planned with at its own speed.
+ODD_NODE_RATIO = 0.10
+ODD_NODE_ROWS = 10
 
 PREFILL_COLUMNS = ("c0", "c1", "c2", "c3")
 DECODE_COLUMNS = ("d0", "d1", "d2")
@@ -33,7 +38,10 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class FitWindow:
-    """Measurements of one node over one window (about 5 s). Sums over its iterations; busy seconds per phase."""
+    """Measurements of one node over one window (about 5 s). Sums over its iterations; busy seconds per phase.
+
+    `t0` is the window's begin in unix seconds.
+    """
 
     prefill_iterations: float = 0
     t_uc: float = 0
@@ -43,6 +51,33 @@ class FitWindow:
     decode_iterations: float = 0
     batch_counts: tuple[tuple[int, float], ...] = ()
     busy_decode_s: float = 0
+    node: str = ""
+    t0: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """One row as measured and as the fit predicts it, busy seconds. Of a held-out row the fit of the others predicts."""
+
+    node: str
+    t0: float
+    measured_s: float
+    predicted_s: float
+    held_out: bool
+
+    @property
+    def slowness(self) -> float:
+        """Measured over predicted: 1.1 is ten percent slower than the fit says."""
+        return self.measured_s / self.predicted_s if self.predicted_s > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What a column's rows held per iteration: the range in which the fit has been tested."""
+
+    low: float
+    mean: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +94,25 @@ class Fit:
     merged: tuple[tuple[str, ...], ...] = ()
     unidentified: tuple[str, ...] = ()
     batch_range: BatchRange | None = None
+    residuals: tuple[Residual, ...] = ()
+    columns: dict[str, Spread] = field(default_factory=dict)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of log(measured/predicted) over all rows: how much a single window scatters."""
+        logs = [np.log(max(residual.slowness, 1e-6)) for residual in self.residuals]
+        return float(np.std(logs)) if logs else 0.0
+
+    @property
+    def odd_nodes(self) -> dict[str, float]:
+        """Nodes that are clearly slower (over 1) or faster than the class, by the median of their rows."""
+        by_node: dict[str, list[float]] = {}
+        for residual in self.residuals:
+            by_node.setdefault(residual.node, []).append(residual.slowness)
+        if len(by_node) < 2:
+            return {}
+        found = {name: float(np.median(values)) for name, values in by_node.items() if len(values) >= ODD_NODE_ROWS}
+        return {name: ratio for name, ratio in sorted(found.items()) if abs(ratio - 1.0) > ODD_NODE_RATIO}
 
     @property
     def usable(self) -> bool:
@@ -72,6 +126,10 @@ class Fit:
         elif self.error_ratio > WARN_ERROR_RATIO:
             found.append(f"mean error {self.error_ratio:.1%} is over {WARN_ERROR_RATIO:.0%}")
         found += [f"{' and '.join(group)} always moved together and are fitted as one" for group in self.merged]
+        found += [
+            f"{name} is {abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than its class"
+            for name, ratio in self.odd_nodes.items()
+        ]
         if self.unidentified:
             found.append(f"{', '.join(self.unidentified)} was not exercised and keeps its previous value")
         return tuple(found)
@@ -121,7 +179,7 @@ def fit_prefill(windows: Sequence[FitWindow], believed: PrefillCoefficients | No
     matrix = np.array([[w.prefill_iterations, w.t_uc, w.pairs, w.t_rst] for w in used], dtype=float).reshape(-1, 4)
     busy = np.array([w.busy_prefill_s for w in used], dtype=float)
     prior = [believed.c0, believed.c1, believed.c2, believed.c3] if believed else [0.0] * 4
-    return _fit(PREFILL_COLUMNS, matrix, busy, np.array(prior, dtype=float))
+    return _fit(PREFILL_COLUMNS, matrix, busy, np.array(prior, dtype=float), used)
 
 
 def fit_decode(windows: Sequence[FitWindow], shape: DecodeCoefficients) -> Fit | NotEnough:
@@ -129,7 +187,7 @@ def fit_decode(windows: Sequence[FitWindow], shape: DecodeCoefficients) -> Fit |
 
     `shape` says how many experts the model has (0: dense, d1 stays 0) and fills what the windows cannot tell.
     """
-    rows, busy = [], []
+    rows, busy, used = [], [], []
     batches: set[int] = set()
     for window in windows:
         iterations = sum(count for _, count in window.batch_counts)
@@ -141,23 +199,18 @@ def fit_decode(windows: Sequence[FitWindow], shape: DecodeCoefficients) -> Fit |
         )
         rows.append([iterations, touched, sum(count * batch for batch, count in window.batch_counts)])
         busy.append(window.busy_decode_s)
+        used.append(window)
         batches.update(batch for batch, count in window.batch_counts if count > 0)
     matrix = np.array(rows, dtype=float).reshape(-1, 3)
-    fit = _fit(DECODE_COLUMNS, matrix, np.array(busy), np.array([shape.d0, shape.d1, shape.d2], dtype=float))
+    fit = _fit(DECODE_COLUMNS, matrix, np.array(busy), np.array([shape.d0, shape.d1, shape.d2], dtype=float), used)
     if isinstance(fit, NotEnough):
         return fit
-    return Fit(
-        fit.coefficients,
-        fit.rows,
-        fit.error_ratio,
-        fit.condition,
-        fit.merged,
-        fit.unidentified,
-        BatchRange(float(min(batches)), float(max(batches))),
-    )
+    return replace(fit, batch_range=BatchRange(float(min(batches)), float(max(batches))))
 
 
-def _fit(names: tuple[str, ...], matrix: Matrix, busy: Matrix, believed: Matrix) -> Fit | NotEnough:
+def _fit(
+    names: tuple[str, ...], matrix: Matrix, busy: Matrix, believed: Matrix, windows: Sequence[FitWindow]
+) -> Fit | NotEnough:
     live = [index for index in range(len(names)) if matrix.size and matrix[:, index].any()]
     needed = ROWS_PER_COLUMN * max(1, len(live))
     if len(busy) < needed:
@@ -167,11 +220,12 @@ def _fit(names: tuple[str, ...], matrix: Matrix, busy: Matrix, believed: Matrix)
     while len(columns.groups) > 1 and _condition(columns.merged_matrix()) > MAX_CONDITION:
         _merge_most_alike(columns)
 
-    held_out = np.arange(len(busy)) % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1
+    held_out = _held_out(len(busy))
     trained = _solve(columns, ~held_out)
     error_ratio = float(np.abs(columns.matrix[held_out] @ trained - 1.0).mean())
 
     everything = _solve(columns, np.ones(len(busy), dtype=bool))
+    predicted = np.where(held_out, matrix @ trained, matrix @ everything)
     coefficients = {
         name: float(everything[index] if index in live else believed[index]) for index, name in enumerate(names)
     }
@@ -182,7 +236,23 @@ def _fit(names: tuple[str, ...], matrix: Matrix, busy: Matrix, believed: Matrix)
         condition,
         tuple(tuple(names[index] for index in group) for group in columns.groups if len(group) > 1),
         tuple(name for index, name in enumerate(names) if index not in live and _matters(name, believed[index])),
+        residuals=tuple(
+            Residual(window.node, window.t0, float(busy[row]), float(predicted[row]), bool(held_out[row]))
+            for row, window in enumerate(windows)
+        ),
+        columns={name: _spread(matrix, index) for index, name in enumerate(names) if index in live},
     )
+
+
+def _held_out(rows: int) -> NDArray[np.bool_]:
+    """A fixed quarter of the rows, spread by the golden ratio: every fourth row could always be the same node's."""
+    return np.asarray((np.arange(1, rows + 1) * _GOLDEN_RATIO) % 1.0 < HOLD_OUT_RATIO, dtype=bool)
+
+
+def _spread(matrix: Matrix, index: int) -> Spread:
+    """A column per iteration; of the iterations themselves, how many a window had."""
+    values = matrix[:, index] if index == 0 else matrix[:, index] / np.maximum(matrix[:, 0], 1.0)
+    return Spread(float(values.min()), float(values.mean()), float(values.max()))
 
 
 def _matters(name: str, believed: float) -> bool:

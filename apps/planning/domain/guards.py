@@ -48,6 +48,12 @@ def no_operator_forces_the_split(state: PlannerState, evidence: Evidence) -> Obj
     return Objection("forced", f"an operator forces the split: {state.forced_reason}")
 
 
+def the_model_is_not_being_learned_in_a_warm_up(state: PlannerState, evidence: Evidence) -> Objection | None:
+    if not state.warming_up:
+        return None
+    return Objection("warming_up", "the partition warms up: its nodes serve both phases until the model is learned")
+
+
 def at_least_two_nodes_are_available(state: PlannerState, evidence: Evidence) -> Objection | None:
     count = len(state.available)
     return None if count >= 2 else Objection("too_few_nodes", f"{count} nodes are available, two phases need two")
@@ -70,10 +76,11 @@ def the_last_switch_has_cooled_down(state: PlannerState, evidence: Evidence) -> 
 
 
 def the_model_is_good_enough_to_plan_with(state: PlannerState, evidence: Evidence) -> Objection | None:
-    unfit = [node.name for node in state.available if not node.fit_ok]
-    return (
-        Objection("unfitted", f"the learned model of {', '.join(unfit)} is too wrong to plan with") if unfit else None
-    )
+    unfit = [node for node in state.available if not node.fit_ok]
+    if not unfit:
+        return None
+    why = unfit[0].fit_problem or "is too wrong to plan with"
+    return Objection("unfitted", f"the learned model of {', '.join(node.name for node in unfit)} {why}")
 
 
 def reports_are_fresh(state: PlannerState, evidence: Evidence) -> Objection | None:
@@ -141,6 +148,7 @@ BEFORE: tuple[BeforeRule, ...] = (
     at_least_two_nodes_are_available,
     no_operator_forces_the_split,
     the_split_is_not_frozen,
+    the_model_is_not_being_learned_in_a_warm_up,
     no_switch_is_running,
     no_node_is_draining,
     the_last_switch_has_cooled_down,

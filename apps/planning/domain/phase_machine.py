@@ -40,6 +40,7 @@ class MovePlan:
     state: MoveState = "waiting"
     generation: int = 0
     began_at: float | None = None
+    drained_at: float | None = None
     finished_at: float | None = None
     pushed_at: float | None = None
     accepted: bool = False
@@ -242,6 +243,7 @@ class PhaseMachine:
 
     def _transition_waiting_draining(self, now: float, move: MovePlan) -> list[Command]:
         move.state, move.began_at, move.accepted, move.pushed_at = "draining", now, False, None
+        move.drained_at = None
         return self._take(move, f"{move.node} leaves {move.from_phase} for {move.to_phase}")
 
     def _take(self, move: MovePlan, reason: str) -> list[Command]:
@@ -251,8 +253,8 @@ class PhaseMachine:
         self.nodes[move.node] = NodeFacts(move.to_phase, move.generation, facts.serving)
         return [TakeNode(move.node, move.to_phase, move.generation), Publish(reason)]
 
-    def _transition_draining_switching(self, move: MovePlan, reason: str) -> None:
-        move.state, move.reason = "switching", reason
+    def _transition_draining_switching(self, now: float, move: MovePlan, reason: str) -> None:
+        move.state, move.drained_at, move.reason = "switching", now, reason
 
     def _transition_moving_switched(self, now: float, move: MovePlan) -> list[Command]:
         move.state, move.finished_at = "switched", now
@@ -333,10 +335,10 @@ class PhaseMachine:
         if event.phase == move.to_phase and event.state == "ready":
             return self._transition_moving_switched(now, move)
         if move.state == "draining" and event.state == "switching":
-            self._transition_draining_switching(move, f"{move.node} is drained and switches")
+            self._transition_draining_switching(now, move, f"{move.node} is drained and switches")
         if move.state == "draining" and event.phase == "mixed":
             self._transition_draining_switching(
-                move, f"{move.node} ends its old work as mixed after the drain deadline"
+                now, move, f"{move.node} ends its old work as mixed after the drain deadline"
             )
             return [ReleaseNode(move.node), Publish(move.reason)]
         return []

@@ -16,8 +16,8 @@ Mode = Literal["automatic", "approve", "advisory", "frozen"]
 class PlannerNode:
     """One node as the planner sees it.
 
-    `available` nodes are enabled and answer; only they count. `down_s` is how long the others have not answered. `fit_ok` is False when the learned model is too wrong to
-    plan with. `switch_s` is how long the node serves nothing while it switches (a symmetric engine: about 0).
+    `available` nodes are enabled and answer; only they count. `down_s` is how long the others have not answered. `fit_ok` is False when the learned model is too wrong
+    to plan with, or reality has left it and the next one is not there yet; `fit_problem` says which. `switch_s` is how long the node serves nothing while it switches (a symmetric engine: about 0).
     """
 
     name: str
@@ -29,6 +29,7 @@ class PlannerNode:
     draining: bool = False
     source: Literal["learned", "configured"] = "configured"
     fit_ok: bool = True
+    fit_problem: str = ""
     running: int = 0
     referenced_blocks: int = 0
     switch_s: float = 0.0
@@ -41,6 +42,7 @@ class PlannerPolicy:
     mode: Mode = "automatic"
     freeze_reason: str = ""
     cooldown_s: float = 120.0
+    slice_s: float = 60.0
     window_s: float = 600.0
     slo_ttft_s: float | None = None
     max_stale_ratio: float = 0.2
@@ -49,10 +51,14 @@ class PlannerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LastSwitch:
-    """The newest finished switch: when, and how many nodes it added to prefill (negative: to decode)."""
+    """The newest finished switch: when, and how many nodes it added to prefill (negative: to decode).
+
+    `watched` is whether it is undone when it hurts: a forced one, or one that undid another, is not.
+    """
 
     finished_at: float
     prefill_delta: int
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class PlannerState:
     last_switch: LastSwitch | None = None
     switch_running: bool = False
     forced_reason: str | None = None
+    warming_up: bool = False
 
     @property
     def available(self) -> tuple[PlannerNode, ...]:
@@ -139,6 +146,7 @@ class Decision:
     current_prefill: tuple[str, ...]
     current_decode: tuple[str, ...]
     theta: float | None
+    closed_loop: float | None
     current_wait_p95_s: float | None
     chosen: Candidate | None
     candidates: tuple[Candidate, ...]

@@ -72,6 +72,7 @@ def evaluate(state: PlannerState, window: Sequence[SliceView]) -> Decision:
         current_prefill=state.names("prefill"),
         current_decode=state.names("decode"),
         theta=base,
+        closed_loop=_closed_loop(state, current, window),
         current_wait_p95_s=evidence.wait_p95_s,
         chosen=chosen if verdict == "switch" else None,
         candidates=candidates,

@@ -41,8 +41,14 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return ordered[max(0, ceil(percent / 100 * len(ordered)) - 1)] if ordered else None
 
 
-def close_slice(t0: float, t1: float, pieces: Sequence[LoadPiece]) -> SliceView:
-    """Sum the pieces of `[t0, t1)`. A slice in which nothing was prefilled or nothing finished is empty."""
+def close_slice(
+    t0: float, t1: float, pieces: Sequence[LoadPiece], thinks_s: Sequence[float] | None = None
+) -> SliceView:
+    """Sum the pieces of `[t0, t1)`. A slice in which nothing was prefilled or nothing finished is empty.
+
+    `thinks_s` are the pauses, in seconds, after which agents that had been answered asked again within the slice. With
+    them the number of agents follows from Little's law: those in flight, and those who think.
+    """
     measured_s = sum(piece.length_s for piece in pieces)
     if measured_s <= 0:
         return SliceView(t0, t1, None)
@@ -51,11 +57,15 @@ def close_slice(t0: float, t1: float, pieces: Sequence[LoadPiece]) -> SliceView:
         return float(sum(getattr(piece, name) * piece.length_s for piece in pieces) / measured_s)
 
     prefilled = sum(piece.prefilled for piece in pieces)
+    workload, rate = _workload(pieces, prefilled, measured_s), prefilled / measured_s
+    think_s = sum(thinks_s) / len(thinks_s) if thinks_s else None
     return SliceView(
         t0=t0,
         t1=t1,
-        workload=_workload(pieces, prefilled, measured_s),
-        rate=prefilled / measured_s,
+        workload=workload,
+        rate=rate,
+        think_s=think_s,
+        agents=workload.in_flight + rate * think_s if workload and think_s is not None else None,
         prefill_utilisation=over_time("prefill_utilisation"),
         decode_utilisation=over_time("decode_utilisation"),
         prefill_wait_p95_s=percentile([wait for piece in pieces for wait in piece.prefill_waits_s], 95),

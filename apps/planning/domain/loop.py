@@ -1,0 +1,163 @@
+"""The planning loop: what one tick leads to, given what is remembered and what was measured.
+
+`tick` closes slices that have ended, undoes a switch that hurts, and decides when a window has ended or a phase has lost
+its last node. It is a function of its arguments alone: the planner's task keeps `Memory` in the database, the simulator
+in a variable, and both do what the commands ask. Times are seconds of the driver's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from apps.planning.domain import watch
+from apps.planning.domain.plan_types import Decision, PlannerPolicy, PlannerState, SliceView
+from apps.planning.domain.planner import evaluate
+from apps.planning.domain.slices import LoadPiece, close_slice
+
+# Load windows reach the planner a moment after their end.
+LAG_S = 4.0
+_EPSILON_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the loop remembers between ticks.
+
+    `slices` are the closed ones, oldest first, of the last window at least; `decided_until` is the end of the newest
+    decided window; `restored_at` when a lost phase was last decided about.
+    """
+
+    slices: tuple[SliceView, ...] = ()
+    decided_until: float | None = None
+    restored_at: float | None = None
+
+    @property
+    def closed_until(self) -> float | None:
+        return self.slices[-1].t1 if self.slices else None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What has been measured since `measured_since`: load pieces, and pauses of agents as `(asked again at, seconds)`."""
+
+    pieces: Sequence[LoadPiece] = ()
+    thinks: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceClosed:
+    slice: SliceView
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The decision over `[start, end)`; `window` are the slices it was made of."""
+
+    start: float
+    end: float
+    decision: Decision
+    window: tuple[SliceView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoSwitch:
+    """Undo the newest switch at once, cooldown or not."""
+
+    reason: str
+
+
+Outcome = SliceClosed | Decided | UndoSwitch
+
+
+def measured_since(now: float, memory: Memory, state: PlannerState) -> float:
+    """From when on `tick` needs measurements."""
+    since = _first_open(now, memory, state.policy)
+    if _is_watched(now, state) and state.last_switch is not None:
+        since = min(since, state.last_switch.finished_at - watch.BREACH_S)
+    return since
+
+
+def slices_due(now: float, memory: Memory, policy: PlannerPolicy) -> bool:
+    """Whether `tick` would close a slice."""
+    return _first_open(now, memory, policy) + policy.slice_s <= now - LAG_S + _EPSILON_S
+
+
+def window_due(now: float, memory: Memory, policy: PlannerPolicy) -> tuple[float, float] | None:
+    """The newest window that has ended by `now` and is not decided; also after the planner was away."""
+    closed_until = (now - LAG_S + _EPSILON_S) // policy.slice_s * policy.slice_s
+    end = (closed_until + _EPSILON_S) // policy.window_s * policy.window_s
+    if memory.decided_until is not None and end <= memory.decided_until + _EPSILON_S:
+        return None
+    return end - policy.window_s, end
+
+
+def tick(now: float, memory: Memory, state: PlannerState, measured: Measured) -> tuple[Memory, list[Outcome]]:
+    """What has become due by `now`. The outcomes are in the order in which to do them."""
+    memory, closed = _close_slices(now, memory, state.policy, measured)
+    outcomes: list[Outcome] = list(closed)
+    hurts = _hurts(now, state, measured)
+    if hurts is not None:
+        return memory, [*outcomes, UndoSwitch(hurts)]
+    due = window_due(now, memory, state.policy)
+    if due is not None:
+        start, end = due
+        window = _between(memory, start, end)
+        if window:
+            outcomes.append(Decided(start, end, evaluate(state, window), window))
+            return replace(memory, decided_until=end), outcomes
+    if _must_restore(now, memory, state):
+        window = _between(memory, now - state.policy.window_s, now)
+        outcomes.append(Decided(now - state.policy.window_s, now, evaluate(state, window), window))
+        memory = replace(memory, restored_at=now)
+    return memory, outcomes
+
+
+def _first_open(now: float, memory: Memory, policy: PlannerPolicy) -> float:
+    """Where the next slice begins: at most one window back, and on the grid even after the slice length was edited."""
+    newest_end = (now - LAG_S) // policy.slice_s * policy.slice_s
+    last = memory.closed_until
+    start = max(newest_end - policy.window_s, last if last is not None else newest_end - policy.slice_s)
+    return -(-start // policy.slice_s) * policy.slice_s
+
+
+def _close_slices(
+    now: float, memory: Memory, policy: PlannerPolicy, measured: Measured
+) -> tuple[Memory, list[SliceClosed]]:
+    newest_end = (now - LAG_S) // policy.slice_s * policy.slice_s
+    start = _first_open(now, memory, policy)
+    added = []
+    while start + policy.slice_s <= newest_end + _EPSILON_S:
+        end = start + policy.slice_s
+        pieces = [piece for piece in measured.pieces if start <= (piece.t0 + piece.t1) / 2 < end]
+        thinks_s = [seconds for asked_at, seconds in measured.thinks if start <= asked_at < end]
+        added.append(SliceClosed(close_slice(start, end, pieces, thinks_s)))
+        start = end
+    kept = tuple(piece for piece in memory.slices if piece.t1 > newest_end - 2 * policy.window_s)
+    return replace(memory, slices=(*kept, *(outcome.slice for outcome in added))), added
+
+
+def _between(memory: Memory, start: float, end: float) -> tuple[SliceView, ...]:
+    return tuple(piece for piece in memory.slices if piece.t0 >= start - _EPSILON_S and piece.t1 <= end + _EPSILON_S)
+
+
+def _is_watched(now: float, state: PlannerState) -> bool:
+    last = state.last_switch
+    if last is None or not last.watched or state.switch_running or state.forced_reason is not None:
+        return False
+    # Where people alone decide, the planner touches nothing.
+    return state.policy.mode in ("automatic", "approve") and now - last.finished_at <= watch.WATCH_S + LAG_S
+
+
+def _hurts(now: float, state: PlannerState, measured: Measured) -> str | None:
+    if not _is_watched(now, state) or state.last_switch is None:
+        return None
+    # What has not arrived yet cannot be judged: look at the time up to the newest load piece.
+    seen_until = max((piece.t1 for piece in measured.pieces), default=now)
+    return watch.breach(seen_until, state.last_switch.finished_at, state.policy.slo_ttft_s, measured.pieces)
+
+
+def _must_restore(now: float, memory: Memory, state: PlannerState) -> bool:
+    if not state.outage or state.switch_running or state.warming_up or len(state.available) < 2:
+        return False
+    return memory.restored_at is None or now - memory.restored_at >= state.policy.slice_s
