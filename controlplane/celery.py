@@ -13,6 +13,7 @@ from controlplane import env
 
 # Tasks travel as JSON only; the default run of a root user is warned about nothing else.
 warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
+VISIBILITY_TIMEOUT_S = 10
 
 
 def broker_url(redis_url: str) -> str:
@@ -24,7 +25,9 @@ def broker_url(redis_url: str) -> str:
 
 
 app = Celery(
-    "switchyard", broker=broker_url(env.redis_url() or "redis://127.0.0.1:6379/0"), include=["workers.planner.tasks", "workers.planner.alerts"]
+    "switchyard",
+    broker=broker_url(env.redis_url() or "redis://127.0.0.1:6379/0"),
+    include=["workers.planner.tasks", "workers.planner.alerts"],
 )
 app.conf.update(
     task_ignore_result=True,
@@ -35,10 +38,13 @@ app.conf.update(
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
     timezone="UTC",
-    # kombu sweeps unacknowledged messages only every 100 s unless told otherwise.
+    # The task of a worker that was killed returns when its message has been unacknowledged for the visibility timeout
+    # and the next sweep finds it: within 12 s. kombu sweeps every interval * throttle = 100 s unless told otherwise.
+    # A task that runs longer is delivered a second time; every task stands that, for it takes a lock or a row first.
     broker_transport_options={
-        "visibility_timeout": 60,
+        "visibility_timeout": VISIBILITY_TIMEOUT_S,
         "unacked_restore_interval": 2,
+        "unacked_restore_throttle": 1,
         "unacked_restore_limit": 100,
         "socket_timeout": 30,
     },
