@@ -36,7 +36,7 @@ OBSERVED = ("observed_phase", "observed_state", "observed_generation", "observed
 
 def default_lease() -> dict[str, float]:
     """How long an idle branch keeps its references: a multiple of its own pauses, within floor and ceiling."""
-    return {"multiple": 4.0, "ceiling_s": 3600, "floor_s": 60}
+    return {"multiple": 4.0, "ceiling_s": 3600, "floor_s": 600}
 
 
 @audited()

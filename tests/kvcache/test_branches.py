@@ -372,6 +372,7 @@ def test_without_signals_it_is_a_fork_when_the_old_tail_goes_on():
 
 def test_without_signals_it_is_a_fork_when_the_other_is_running():
     w = world()
+    w.turn([1, 2, 3])
     first = w.see([1, 2, 3, 4, 5])
     second = w.see([1, 2, 3, 4, 70])
     same = w.see([1, 2, 3, 4, 70])
@@ -381,10 +382,90 @@ def test_without_signals_it_is_a_fork_when_the_other_is_running():
     assert w.machine.branch(second.branch_id).parent == first.branch_id
 
 
-def test_without_signals_a_short_common_head_says_nothing():
+def test_without_signals_a_head_where_living_branches_part_says_nothing():
     w = world()
-    w.turn([1, 2, 3, 4, 5, 6])
+    w.see([1, 2, 3, 4, 5, 6], request_id="running")
     assert w.see([1, 2, 30, 40, 50, 60]).kind == "new"
+    w.send(ev.OutputStored("running", b""))
+    assert w.see([1, 2, 31, 41]).kind == "new"
+
+
+def test_without_signals_a_silent_context_whose_head_nobody_else_has_was_compacted():
+    w = world()
+    first, _ = w.turn([1, 2, 3, 4, 5, 6, 7, 8])
+    second, _ = w.turn([1, 2, 90])
+    assert (second.kind, second.branch_id) == ("version", first.branch_id)
+    assert w.counts("d1", [1, 2, 3, 4]) == [1, 1, 0, 0]
+
+
+def test_a_wrong_guess_about_a_head_is_made_once():
+    w = world()
+    w.turn([1, 2, 3, 4])
+    wrong, _ = w.turn([1, 2, 30, 40])
+    assert wrong.kind == "version"
+    back, _ = w.turn([1, 2, 3, 4, 5])
+    assert (back.kind, back.reason) == ("fork", "inferred-old-tail-goes-on")
+    assert w.see([1, 2, 31, 41]).kind == "new"
+
+
+def test_the_last_tokens_of_a_long_prompt_may_come_back_different():
+    w = world()
+    ids = list(range(1, 101))
+    first, _ = w.turn(ids)
+    moved, _ = w.turn([*ids[:90], 500, 501])  # 100 tokens of 1000
+    assert (moved.kind, moved.branch_id) == ("continuation", first.branch_id)
+    edited, _ = w.turn([*ids[:70], 600])
+    assert (edited.kind, edited.branch_id) == ("version", first.branch_id)
+
+
+def test_a_branch_let_go_too_early_is_taken_up_again_by_the_same_name():
+    w = world()
+    first, _ = w.turn([1, 2, 3, 4], output=[5])
+    w.send(ev.Tick(), after_s=5000.0)
+    assert w.machine.branches_live == 0
+    again, _ = w.turn([1, 2, 3, 4, 5, 6])
+    assert (again.kind, again.reason, again.branch_id) == ("continuation", "inferred-resumed", first.branch_id)
+    assert w.counts("d1", [1, 2, 3, 4, 5, 6]) == [1] * 6
+
+
+# ---- a session's id, which its sub-agents share ----------------------------------------------------------------------
+
+
+def test_another_context_in_a_session_is_its_sub_agent():
+    w = world()
+    main, _ = w.turn([1, 2, 3, 4], session="s")
+    sub, _ = w.turn([50, 51], session="s")
+    assert (main.branch_id, main.kind) == ("s", "new")
+    assert (sub.kind, w.machine.branch(sub.branch_id).parent) == ("subagent", "s")
+    assert w.turn([50, 51, 52], session="s")[0].branch_id == sub.branch_id
+    assert w.turn([1, 2, 3, 4, 5], session="s")[0].branch_id == "s"
+    assert w.turn([1, 2, 3, 4, 6], session="other")[0].branch_id == "other"
+
+
+def test_the_end_of_a_session_ends_all_its_branches():
+    w = world()
+    w.turn([1, 2, 3], session="s")
+    w.turn([50, 51], session="s")
+    closed = of_type(w.send(ev.BranchEnded("s")), ev.BranchClosed)
+    assert len(closed) == 2 and w.machine.branches_live == 0 and w.machine.node_usage("d1")[1] == 0
+
+
+def test_an_announced_rewrite_makes_the_next_other_context_a_version():
+    w = world()
+    w.turn([1, 2, 3, 4], session="s")
+    w.send(ev.BranchAnnounced("s", rewritten=True))
+    w.turn([1, 2, 3, 4, 5], session="s")  # the harness still asks for the summary
+    rewritten, _ = w.turn([90, 91], session="s")
+    assert (rewritten.kind, rewritten.branch_id, rewritten.reason) == ("version", "s", "signal-rewritten")
+    assert w.turn([70, 71], session="s")[0].kind == "subagent"
+
+
+def test_what_was_announced_of_a_branch_counts_for_its_first_request():
+    w = world()
+    w.turn([1, 2, 3, 4], branch_id="main")
+    w.send(ev.BranchAnnounced("child", parent="main", relation="subagent", program="p"))
+    assert w.see([1, 2, 3, 4, 5], branch_id="child").kind == "subagent"
+    assert (w.machine.branch("child").parent, w.machine.branch("child").program) == ("main", "p")
 
 
 def test_without_signals_other_tenants_and_signalled_branches_are_left_alone():

@@ -336,7 +336,7 @@ def _lease(reader: _Reader) -> LeaseConfig:
     return LeaseConfig(
         multiple=reader.number("multiple", default=4.0, low=1),
         ceiling_s=reader.number("ceiling_s", default=3600.0, low=0),
-        floor_s=reader.number("floor_s", default=60.0, low=0),
+        floor_s=reader.number("floor_s", default=600.0, low=0),
     )
 
 

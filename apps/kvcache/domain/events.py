@@ -21,7 +21,8 @@ LOST_CAUSES: tuple[LostCause, ...] = ("evicted", "routed", "switched", "fetch-fa
 
 @dataclass(frozen=True, slots=True)
 class BranchSignal:
-    """What a harness said about a request; every part may be missing. `end`: this is the branch's last request."""
+    """What a harness said about a request; every part may be missing. `end`: this is the branch's last request.
+    `session`: an id that several branches may share; counts only where no `branch_id` came."""
 
     branch_id: str | None = None
     version: int | None = None
@@ -31,6 +32,7 @@ class BranchSignal:
     program: str | None = None
     sequence: int | None = None
     tenant: str = ""
+    session: str | None = None
 
 
 # ---- events of requests and branches -------------------------------------------------------------------------------
@@ -47,10 +49,23 @@ class RequestSeen:
 
 @dataclass(frozen=True, slots=True)
 class BranchEnded:
-    """The branch sends no more requests (signal without a request, or an operator)."""
+    """The branch, or every branch inferred in a session of that name, sends no more requests (signal without a request,
+    or an operator)."""
 
     branch_id: str
     cause: str = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchAnnounced:
+    """What a harness says of a branch without a request. `parent`, `relation`, `program` count for the first request of a
+    branch that is not known yet; `rewritten`: the known branch's next context that does not go on is a new version."""
+
+    branch_id: str
+    parent: str | None = None
+    relation: Relation | None = None
+    program: str | None = None
+    rewritten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,7 @@ class Tick:
 Event: TypeAlias = (
     RequestSeen
     | BranchEnded
+    | BranchAnnounced
     | Homed
     | RequestServed
     | OutputStored

@@ -8,15 +8,23 @@ runs out: a multiple of its own pauses, longer while one of its requests is open
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from apps.kvcache.domain.directory import PrefixFacts
-from apps.kvcache.domain.events import BranchSignal, BranchView, ResolvedKind
+from apps.kvcache.domain.events import BranchSignal, BranchView, Relation, ResolvedKind
 from apps.kvcache.domain.hashing import HASH_BYTES, HashedPrompt
 from apps.kvcache.domain.segments import Segment
 
 _MAX_CLOSED = 4096
+_MAX_COMMON_HEADS = 1024
+TAIL_TOKENS = 192
+"""A harness may move its reminders: so many tokens at a prompt's end (and at most an eighth of it) may come back different."""
+
+
+def slack_blocks(block_tokens: int, context_blocks: int) -> int:
+    """Blocks at the end of a prompt that may differ in the next one without making it another version."""
+    return min(TAIL_TOKENS // block_tokens, context_blocks // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,7 @@ class LeasePolicy:
     pause, `multiple` times the floor. While a request is open: the ceiling since it was last heard of."""
 
     multiple: float = 4.0
-    floor_s: float = 60.0
+    floor_s: float = 600.0
     ceiling_s: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -54,7 +62,9 @@ class OpenRequest:
 @dataclass(slots=True, eq=False)
 class Branch:
     """A live context. `end`: the segment where it ends; `latest`: the request that set it last. `former_*`: the context
-    before an inferred new version, which a fork would go on with. `held_until_s`: its sub-agents keep it alive until then."""
+    before an inferred new version, which a fork would go on with. `held_until_s`: its sub-agents keep it alive until then.
+    `scope`: its session, "" without any id, None where the harness names branches: nothing is inferred for those.
+    `first_blocks`: its first prompt. `rewriting`: the harness announced that the context will be rewritten."""
 
     branch_id: str
     version: int
@@ -67,7 +77,11 @@ class Branch:
     end: Segment
     latest: str
     prompt_blocks: int
+    slack_blocks: int
     heard_s: float
+    first_blocks: int = 0
+    scope: str | None = None
+    rewriting: bool = False
     homes: dict[str, str] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
     pause_s: float | None = None
@@ -84,7 +98,7 @@ class Branch:
     def extended_by(self, end: Segment) -> bool:
         """Whether a context goes on with this one: with its last prompt, at least. The output after it may come back
         in other tokens (a chat template rewrites it), which is no new version."""
-        return shared_blocks(self.end, end) >= self.prompt_blocks
+        return shared_blocks(self.end, end) >= self.prompt_blocks - self.slack_blocks
 
     def had_before(self, chain: bytes) -> bool:
         """Whether `chain` goes on with the context that an inferred new version replaced."""
@@ -106,6 +120,25 @@ class Resolution:
     stale: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Dormant:
+    """An inferred branch whose lease ran out; a prompt that goes on with it takes it up again."""
+
+    branch_id: str
+    version: int
+    tenant: str
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a harness said of a branch ahead of its first request."""
+
+    parent: str | None = None
+    relation: Relation | None = None
+    program: str | None = None
+
+
 class Ledger:
     def __init__(self, lease: LeasePolicy) -> None:
         self.lease = lease
@@ -116,6 +149,11 @@ class Ledger:
         self._queued: dict[str, float] = {}
         self._subagents: dict[str, set[str]] = {}
         self._closed: OrderedDict[str, tuple[int, int | None]] = OrderedDict()
+        self._announced: OrderedDict[str, Announcement] = OrderedDict()
+        self._sessions: dict[str, set[str]] = {}
+        self._dormant: OrderedDict[bytes, Dormant] = OrderedDict()  # by the last block that a resumed prompt must have
+        # (scope, last block) of a head -> its length in blocks
+        self._common_heads: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         self._inferred = 0
 
     # ---- who is it -----------------------------------------------------------------------------------------------
@@ -148,14 +186,93 @@ class Ledger:
         shared = parent is not None and 2 * shared_blocks(parent.end, end) >= parent.end.end > 0
         return Resolution(branch_id, None, version, "fork" if shared else "subagent", "signal-parent")
 
-    def next_inferred_id(self) -> str:
+    def next_inferred_id(self, session: str | None = None) -> str:
         self._inferred += 1
-        return f"inferred-{self._inferred}"
+        return f"inferred-{self._inferred}" if session is None else f"{session}~{self._inferred}"
+
+    def announce(self, branch_id: str, announcement: Announcement) -> None:
+        """Kept for the first request of a branch that is not known yet."""
+        self._announced[branch_id] = announcement
+        self._announced.move_to_end(branch_id)
+        if len(self._announced) > _MAX_CLOSED:
+            self._announced.popitem(last=False)
+
+    def completed(self, signal: BranchSignal) -> BranchSignal:
+        """The signal, with what was announced of its branch and it does not say itself."""
+        said = self._announced.pop(signal.branch_id, None) if signal.branch_id is not None else None
+        if said is None:
+            return signal
+        return replace(
+            signal,
+            parent=signal.parent or said.parent,
+            relation=signal.relation or said.relation,
+            program=signal.program or said.program,
+        )
+
+    def closed_version(self, branch_id: str) -> int | None:
+        """The last version of a branch that lived before; None when it is not remembered."""
+        closed = self._closed.get(branch_id)
+        return None if closed is None else closed[0]
+
+    def of_session(self, session: str) -> list[Branch]:
+        """Live branches that were inferred in a session, the session's own name among them."""
+        return [self.branches[branch_id] for branch_id in sorted(self._sessions.get(session, ()))]
+
+    # ---- what inference remembers ----------------------------------------------------------------------------------
+
+    def common_head(self, scope: str, chain: bytes, blocks: int) -> None:
+        """Two branches that both live part after `blocks` of `chain`: sharing that much tells nothing."""
+        if blocks:
+            head = scope, chain[(blocks - 1) * HASH_BYTES : blocks * HASH_BYTES]
+            self._common_heads[head] = blocks
+            self._common_heads.move_to_end(head)
+            if len(self._common_heads) > _MAX_COMMON_HEADS:
+                self._common_heads.popitem(last=False)
+
+    def common_blocks(self, scope: str, chain: bytes) -> int:
+        """The longest head of `chain` that is known to be common among the branches of a scope."""
+        return max(
+            (
+                blocks
+                for (of, last), blocks in self._common_heads.items()
+                if of == scope and chain[(blocks - 1) * HASH_BYTES : blocks * HASH_BYTES] == last
+            ),
+            default=0,
+        )
+
+    def dormant_for(self, tenant: str, scope: str, chain: bytes, longer_than: int) -> Dormant | None:
+        """The branch let go that `chain` goes on with, the longest one with more than `longer_than` blocks. It is
+        forgotten here: it lives again."""
+        if not self._dormant:
+            return None
+        for at in range(len(chain) - HASH_BYTES, (longer_than - 1) * HASH_BYTES, -HASH_BYTES):
+            found = self._dormant.get(chain[at : at + HASH_BYTES])
+            if found is not None and (found.tenant, found.scope) == (tenant, scope):
+                del self._dormant[chain[at : at + HASH_BYTES]]
+                return None if found.branch_id in self.branches else found
+        return None
+
+    def keep_dormant(self, branch: Branch) -> None:
+        """Remember a silent branch that is about to be closed, if a request could be told to be its own."""
+        must_have = branch.prompt_blocks - branch.slack_blocks
+        if branch.scope is None or must_have < 1:
+            return
+        last = block_of_context(branch.end, must_have - 1)
+        self._dormant[last] = Dormant(branch.branch_id, branch.version, branch.tenant, branch.scope)
+        self._dormant.move_to_end(last)
+        if len(self._dormant) > _MAX_CLOSED:
+            self._dormant.popitem(last=False)
 
     # ---- life of a branch ----------------------------------------------------------------------------------------
 
     def open_branch(
-        self, now: float, resolution: Resolution, signal: BranchSignal, end: Segment, request_id: str
+        self,
+        now: float,
+        resolution: Resolution,
+        signal: BranchSignal,
+        end: Segment,
+        request_id: str,
+        block_tokens: int,
     ) -> Branch:
         branch = Branch(
             branch_id=resolution.branch_id,
@@ -169,9 +286,14 @@ class Ledger:
             end=end,
             latest=request_id,
             prompt_blocks=end.end,
+            slack_blocks=slack_blocks(block_tokens, end.end),
             heard_s=now,
+            first_blocks=end.end,
+            scope=None if signal.branch_id is not None else signal.session or "",
         )
         self.branches[branch.branch_id] = branch
+        if branch.scope:
+            self._sessions.setdefault(branch.scope, set()).add(branch.branch_id)
         self._closed.pop(branch.branch_id, None)
         if branch.kind == "subagent" and branch.parent is not None:
             self._subagents.setdefault(branch.parent, set()).add(branch.branch_id)
@@ -205,6 +327,11 @@ class Ledger:
         self._closed[branch.branch_id] = (branch.version, branch.sequence)
         if len(self._closed) > _MAX_CLOSED:
             self._closed.popitem(last=False)
+        if branch.scope:
+            inferred = self._sessions[branch.scope]
+            inferred.discard(branch.branch_id)
+            if not inferred:
+                del self._sessions[branch.scope]
         siblings = self._subagents.get(branch.parent) if branch.parent is not None else None
         if siblings is not None and branch.parent is not None:
             siblings.discard(branch.branch_id)
@@ -274,6 +401,15 @@ def _newer(signal: BranchSignal, version: int, sequence: int | None) -> bool:
     if signal.version is not None and signal.version != version:
         return signal.version > version
     return signal.sequence is None or sequence is None or signal.sequence > sequence
+
+
+def block_of_context(end: Segment, index: int) -> bytes:
+    """Block `index` of the context that ends at `end`."""
+    segment = end
+    while segment.start > index:
+        assert segment.parent is not None
+        segment = segment.parent
+    return segment.block(index - segment.start)
 
 
 def shared_blocks(left: Segment, right: Segment) -> int:

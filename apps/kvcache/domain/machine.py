@@ -10,7 +10,16 @@ from apps.kvcache.domain import events as ev
 from apps.kvcache.domain.directory import Directory
 from apps.kvcache.domain.hashing import HASH_BYTES, HashedPrompt
 from apps.kvcache.domain.inference import resolve_inferred
-from apps.kvcache.domain.ledger import Branch, LeasePolicy, Ledger, OpenRequest, Resolution, shared_blocks
+from apps.kvcache.domain.ledger import (
+    Announcement,
+    Branch,
+    LeasePolicy,
+    Ledger,
+    OpenRequest,
+    Resolution,
+    block_of_context,
+    slack_blocks,
+)
 from apps.kvcache.domain.reuse import Dimension, ReuseAccounts, judge
 from apps.kvcache.domain.segments import Segment
 from apps.kvcache.domain.streams import NodeStream
@@ -45,6 +54,7 @@ class KvMachine:
         self._handlers: dict[type, Callable[[float, Any, list[Any]], None]] = {
             ev.RequestSeen: self._request_seen,
             ev.BranchEnded: self._branch_ended,
+            ev.BranchAnnounced: self._branch_announced,
             ev.Homed: self._homed,
             ev.RequestServed: self._request_served,
             ev.OutputStored: self._output_stored,
@@ -63,6 +73,7 @@ class KvMachine:
         out: list[ev.Command] = []
         self._handlers[type(event)](now, event, out)
         for branch in self._ledger.expired(now):
+            self._ledger.keep_dormant(branch)
             self._ledger.drop_requests(branch)
             self._close(now, branch, "lease", out)
         for node in sorted(self._unsettled):
@@ -169,12 +180,12 @@ class KvMachine:
         if known is not None:
             self._resolved_again(known, out)
             return
-        prompt, signal = event.prompt, event.branch
+        prompt, signal = event.prompt, self._ledger.completed(event.branch)
         _check_hashes("prompt.chain", prompt.chain)
         self._directory.add_root(prompt.root)
         end = self._directory.tree.insert(prompt.chain)
         resolution = (
-            resolve_inferred(self._ledger, signal.tenant, prompt, end)
+            resolve_inferred(self._ledger, signal, prompt, end)
             if signal.branch_id is None
             else self._ledger.resolve_signal(signal.branch_id, signal, end)
         )
@@ -185,10 +196,10 @@ class KvMachine:
         if resolution.stale:
             self._directory.tree.settle(end)
         elif branch is None:
-            branch = self._ledger.open_branch(now, resolution, signal, end, event.request_id)
+            branch = self._ledger.open_branch(now, resolution, signal, end, event.request_id, prompt.block_tokens)
             self._directory.move_branch(branch.branch_id, None, end, (), out)
         else:
-            self._rewrite(branch, resolution, signal, end, event.request_id, out)
+            self._rewrite(branch, resolution, signal, end, event, out)
         if branch is not None:
             self._ledger.hear(now, branch, request)
             if not resolution.stale:
@@ -205,17 +216,20 @@ class KvMachine:
         resolution: Resolution,
         signal: ev.BranchSignal,
         end: Segment,
-        request_id: str,
+        event: ev.RequestSeen,
         out: list[Any],
     ) -> None:
         """The branch's context now ends at `end`."""
         old = branch.end
-        if branch.inferred and shared_blocks(old, end) < old.end:
-            branch.former_last, branch.former_blocks = old.hashes[-HASH_BYTES:], old.end
+        if branch.scope is not None and resolution.kind == "version" and resolution.reason == "inferred-diverged":
+            branch.former_blocks = branch.prompt_blocks - branch.slack_blocks
+            branch.former_last = block_of_context(old, branch.former_blocks - 1) if branch.former_blocks else b""
+        branch.rewriting = branch.rewriting and resolution.kind == "continuation"
         branch.version = resolution.version
         branch.sequence = signal.sequence if signal.sequence is not None else branch.sequence
         branch.program = signal.program or branch.program
-        branch.end, branch.latest, branch.prompt_blocks = end, request_id, end.end
+        branch.end, branch.latest, branch.prompt_blocks = end, event.request_id, end.end
+        branch.slack_blocks = slack_blocks(event.prompt.block_tokens, end.end)
         self._directory.move_branch(branch.branch_id, old, end, branch.nodes, out)
 
     def _resolved_again(self, request: OpenRequest, out: list[Any]) -> None:
@@ -227,8 +241,20 @@ class KvMachine:
 
     def _branch_ended(self, now: float, event: ev.BranchEnded, out: list[Any]) -> None:
         branch = self._ledger.branches.get(event.branch_id)
-        if branch is not None:
+        if branch is not None and branch.scope is None:
             self._close(now, branch, event.cause, out)
+            return
+        ended = self._ledger.of_session(event.branch_id) or ([] if branch is None else [branch])
+        for each in ended:
+            self._close(now, each, event.cause, out)
+
+    def _branch_announced(self, now: float, event: ev.BranchAnnounced, out: list[Any]) -> None:
+        branch = self._ledger.branches.get(event.branch_id)
+        if branch is None:
+            self._ledger.announce(event.branch_id, Announcement(event.parent, event.relation, event.program))
+        else:
+            branch.rewriting = branch.rewriting or event.rewritten
+            branch.program = event.program or branch.program
 
     def _close(self, now: float, branch: Branch, cause: str, out: list[Any]) -> None:
         self._directory.move_branch(branch.branch_id, branch.end, None, branch.nodes, out)
