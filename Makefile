@@ -6,7 +6,7 @@ RUN := $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fix smoke lock clean pictures openapi bench-index
+.PHONY: help run test check fix smoke lock clean pictures openapi bench-index proof-inference
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ check: $(VENV)/dev-installed ## lint, format, types, import contracts, deploymen
 
 bench-index: $(VENV)/run-installed ## speed and memory of the KV directory (PEER=PYTHON with ai-dynamo-runtime to compare)
 	@$(RUN) -m bench.index $(if $(PEER),--peer $(PEER))
+
+proof-inference: $(VENV)/dev-installed ## branches inferred without signals against recorded sessions: DATA=FILE
+	@$(RUN) -m bench.inference $(DATA)
 
 fix: $(VENV)/dev-installed ## format and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
