@@ -1,11 +1,14 @@
 """Fixtures of the agent's tests."""
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import os
 
-# As in the agent's process: one BLAS thread, set before numpy is imported. More make small matrices many times slower.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+from workers.agent.blas import choose_kernels
+
+# As in the agent's process, before numpy is imported.
+choose_kernels(os.environ)
 
 from pathlib import Path
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 
-# One BLAS thread a node: with more, decode collapses when nodes share cores. Must be set before numpy is imported.
-for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
-    os.environ[_variable] = "1"
+from workers.agent.blas import choose_kernels
+
+choose_kernels(os.environ)
 
 import argparse
 import asyncio

@@ -1,7 +1,8 @@
 """Device KV: blocks of `block_tokens` tokens, handed to requests as block tables.
 
-One array `[layers, 2 (key, value), kv_heads, tokens, head_dim]`. A table whose blocks lie one after the other is read as
-a view; a scattered one is gathered for each layer. A table covers tokens `[0, block_tokens * len(blocks))` of a request.
+One array `[layers, 2 (key, value), kv_heads, tokens, head_dim]`, with room for a whole key tile after its last token. A
+table whose blocks lie one after the other is read as a view; a scattered one is gathered for each layer. A table covers
+tokens `[0, block_tokens * len(blocks))` of a request.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from workers.agent.engines.reference.attention import KEY_TILE, padded_tokens
 from workers.agent.engines.reference.weights import Floats, ModelConfig
 
 
@@ -29,9 +31,11 @@ class DeviceKv:
     def __init__(self, config: ModelConfig, block_tokens: int, capacity_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.capacity_blocks = capacity_tokens // block_tokens
-        shape = (config.layers, 2, config.kv_heads, self.capacity_blocks * block_tokens, config.head_dim)
-        self._data: Floats = np.empty(shape, np.float32)
-        self._by_block = self._data.reshape(*shape[:3], self.capacity_blocks, block_tokens, config.head_dim)
+        tokens = self.capacity_blocks * block_tokens
+        shape = (config.layers, 2, config.kv_heads, tokens + KEY_TILE, config.head_dim)
+        self._data: Floats = np.zeros(shape, np.float32)
+        in_blocks = (*shape[:3], self.capacity_blocks, block_tokens, config.head_dim)
+        self._by_block = self._data[:, :, :, :tokens].reshape(in_blocks)
         self._free: list[int] = list(range(self.capacity_blocks))
 
     @property
@@ -68,23 +72,25 @@ class DeviceKv:
             insort(self._free, block)
 
     def extend(self, layer: int, table: BlockTable, start: int, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
-        """Write rows `[tokens, kv_heads, head_dim]` at `[start, start + tokens)`; answers keys and values of
-        `[0, start + tokens)` as `[kv_heads, tokens, head_dim]`."""
+        """Write rows `[tokens, kv_heads, head_dim]` at `[start, start + tokens)`; answers keys and values of the context
+        `[0, start + tokens)` as `[kv_heads, whole key tiles, head_dim]`. What follows the context is finite, no more."""
         end = start + len(keys)
+        whole = padded_tokens(end)
         data = self._data[layer]
         if table.contiguous:
             origin = int(table.blocks[0]) * self.block_tokens
             data[0, :, origin + start : origin + end] = keys.transpose(1, 0, 2)
             data[1, :, origin + start : origin + end] = values.transpose(1, 0, 2)
-            return data[0, :, origin : origin + end], data[1, :, origin : origin + end]
+            return data[0, :, origin : origin + whole], data[1, :, origin : origin + whole]
         positions = np.arange(start, end)
         slots = table.blocks[positions // self.block_tokens] * self.block_tokens + positions % self.block_tokens
         data[0][:, slots] = keys.transpose(1, 0, 2)
         data[1][:, slots] = values.transpose(1, 0, 2)
-        blocks = table.blocks[: self.blocks_for(end)]
-        gathered = self._by_block[layer][:, :, blocks]
+        gathered = self._by_block[layer][:, :, table.blocks[: self.blocks_for(end)]]
         flat = gathered.reshape(2, gathered.shape[1], -1, gathered.shape[-1])
-        return flat[0, :, :end], flat[1, :, :end]
+        copy: Floats = np.zeros((2, flat.shape[1], whole, flat.shape[-1]), np.float32)
+        copy[:, :, :end] = flat[:, :, :end]
+        return copy[0], copy[1]
 
     def block(self, table: BlockTable, index: int) -> Floats:
         """View `[layers, 2, kv_heads, block_tokens, head_dim]` of the request's block `index`, to copy from or into."""

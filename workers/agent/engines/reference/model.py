@@ -1,21 +1,23 @@
-"""The forward pass: RMSNorm, rotary embedding, grouped-query attention, SwiGLU, tied embedding, in float32.
+"""The forward pass: RMSNorm, rotary embedding, grouped-query attention, SwiGLU, in float32.
 
 One call computes any mix of prompt chunks and single decode steps as one batch of rows; only attention goes request by
-request, because each has its own context.
+request, because each has its own context. A row's result is the same, bit for bit, whatever else is in the batch (`tiles`,
+`attention`); everything between the products works element by element or along one row's features alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from workers.agent.engines.reference.attention import Attention, Queries
 from workers.agent.engines.reference.kv import BlockTable, DeviceKv
+from workers.agent.engines.reference.tiles import Operand, dense_tile, project, to_rows, to_tiles, whole_tiles
 from workers.agent.engines.reference.weights import Floats, ModelConfig, Weights
 
-_GEMM_ROWS = 4
+LayerDone = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,72 +43,77 @@ class LlamaModel:
         angles = np.arange(context_tokens, dtype=np.float32)[:, None] * frequencies[None, :]
         self._cos: Floats = np.cos(angles)[:, None, :]
         self._sin: Floats = np.sin(angles)[:, None, :]
-        self._scale = np.float32(1.0 / np.sqrt(self.config.head_dim))
+        self._attention = Attention(self.config)
+        layer = weights.layers[0]
+        operands = [Operand(layer.qkv), Operand(layer.output, rows_first=True), Operand(layer.gate_up)]
+        self.tile_rows = dense_tile([*operands, Operand(layer.down), Operand(weights.head)])
 
-    def forward(self, kv: DeviceKv, parts: Sequence[Part]) -> Floats:
-        """Write the parts' keys and values into `kv` and answer `[parts with logits, vocabulary]`, in order."""
+    def forward(self, kv: DeviceKv, parts: Sequence[Part], layer_done: LayerDone | None = None) -> Floats:
+        """Write the parts' keys and values into `kv` and answer `[parts with logits, vocabulary]`, in order.
+        `layer_done(layer)` is called when a layer's keys and values are all written."""
         config, weights = self.config, self._weights
-        ids = np.concatenate([np.asarray(part.ids, dtype=np.intp) for part in parts])
-        positions = np.concatenate([np.arange(part.start, part.start + len(part.ids)) for part in parts])
+        count = sum(len(part.ids) for part in parts)
+        tiles = whole_tiles(count, self.tile_rows)
+        ids = np.zeros(tiles * self.tile_rows, np.intp)
+        positions = np.zeros(len(ids), np.intp)
+        ids[:count] = np.concatenate([np.asarray(part.ids, dtype=np.intp) for part in parts])
+        positions[:count] = np.concatenate([np.arange(part.start, part.start + len(part.ids)) for part in parts])
         cos, sin = self._cos[positions], self._sin[positions]
-        rotated = (config.heads + config.kv_heads) * config.head_dim
-        rows = len(ids)
-        x: Floats = weights.embedding[ids]
+        queries = [self._attention.cut(part.start, len(part.ids)) for part in parts]
+        x = to_tiles(weights.embedding[ids], self.tile_rows)
+        attended: Floats = np.zeros((len(ids), config.heads * config.head_dim), np.float32)
+        as_tiles = attended.reshape(tiles, self.tile_rows, -1).transpose(0, 2, 1)
         for index, layer in enumerate(weights.layers):
-            qkv = _matmul(_norm(x, layer.attention_norm, config.norm_epsilon), layer.qkv)
-            qk = _rotate(qkv[:, :rotated].reshape(rows, -1, config.head_dim), cos, sin)
-            values = qkv[:, rotated:].reshape(rows, config.kv_heads, config.head_dim)
-            attended = self._attend(kv, index, parts, qk, values)
-            x += _matmul(attended, layer.output)
-            gate_up = _matmul(_norm(x, layer.mlp_norm, config.norm_epsilon), layer.gate_up)
-            x += _matmul(_silu_product(gate_up, config.hidden), layer.down)
+            qkv = to_rows(project(layer.qkv, _norm(x, layer.attention_norm, config.norm_epsilon)))
+            self._attend(kv, index, parts, queries, qkv, cos, sin, attended)
+            if layer_done is not None:
+                layer_done(index)
+            x += project(layer.output, as_tiles)
+            gate_up = project(layer.gate_up, _norm(x, layer.mlp_norm, config.norm_epsilon))
+            x += project(layer.down, _silu_product(gate_up, config.hidden))
+        return self._logits(parts, x)
+
+    def _attend(
+        self,
+        kv: DeviceKv,
+        layer: int,
+        parts: Sequence[Part],
+        queries: Sequence[Queries],
+        qkv: Floats,
+        cos: Floats,
+        sin: Floats,
+        out: Floats,
+    ) -> None:
+        config = self.config
+        rotated = (config.heads + config.kv_heads) * config.head_dim
+        qk = _rotate(qkv[:, :rotated].reshape(len(qkv), -1, config.head_dim), cos, sin)
+        values = qkv[:, rotated:].reshape(len(qkv), config.kv_heads, config.head_dim)
+        first = 0
+        for part, cut in zip(parts, queries, strict=True):
+            rows = slice(first, first + len(part.ids))
+            first = rows.stop
+            keys, held = kv.extend(layer, part.table, part.start, qk[rows, config.heads :], values[rows])
+            self._attention.attend(cut, qk[rows, : config.heads], keys, held, out[rows])
+
+    def _logits(self, parts: Sequence[Part], x: Floats) -> Floats:
         last = np.cumsum([len(part.ids) for part in parts]) - 1
         wanted = last[[part.logits for part in parts]]
         if not len(wanted):
-            return np.empty((0, config.vocabulary), np.float32)
-        return _matmul(_norm(x[wanted], weights.norm, config.norm_epsilon), weights.head.T)
-
-    def _attend(self, kv: DeviceKv, layer: int, parts: Sequence[Part], qk: Floats, values: Floats) -> Floats:
-        config = self.config
-        out = np.empty((len(qk), config.heads * config.head_dim), np.float32)
-        groups = config.heads // config.kv_heads
-        first = 0
-        for part in parts:
-            count = len(part.ids)
-            rows = slice(first, first + count)
-            first += count
-            keys, held = kv.extend(layer, part.table, part.start, qk[rows, config.heads :], values[rows])
-            by_row = qk[rows, : config.heads].reshape(count, config.kv_heads, groups, config.head_dim)
-            queries = by_row.transpose(1, 2, 0, 3).reshape(config.kv_heads, groups * count, config.head_dim)
-            scores = np.matmul(queries * self._scale, keys.transpose(0, 2, 1))
-            if count > 1:
-                scores.reshape(config.heads, count, -1)[:, :, part.start :] += _future(count)
-            scores -= scores.max(axis=-1, keepdims=True)
-            np.exp(scores, out=scores)
-            total = scores.sum(axis=-1, keepdims=True)
-            mixed = np.matmul(scores, held)
-            mixed /= total
-            by_group = mixed.reshape(config.kv_heads, groups, count, config.head_dim)
-            out[rows] = by_group.transpose(2, 0, 1, 3).reshape(count, -1)
-        return out
-
-
-def _matmul(rows: Floats, matrix: Floats) -> Floats:
-    """`rows @ matrix`. BLAS is slow on two to seven rows: two go one by one, others are padded to a multiple of four."""
-    count = len(rows)
-    if count == 2:
-        return np.stack([rows[0] @ matrix, rows[1] @ matrix])
-    missing = -count % _GEMM_ROWS
-    if 1 < count < 2 * _GEMM_ROWS and missing:
-        rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.float32)])
-        return np.matmul(rows, matrix)[:count]
-    result: Floats = np.matmul(rows, matrix)
-    return result
+            return np.empty((0, self.config.vocabulary), np.float32)
+        size = self.tile_rows
+        asked: Floats = np.zeros((whole_tiles(len(wanted), size) * size, self.config.width), np.float32)
+        asked[: len(wanted)] = x[wanted // size, :, wanted % size]
+        normed = _norm(to_tiles(asked, size), self._weights.norm, self.config.norm_epsilon)
+        return to_rows(project(self._weights.head, normed))[: len(wanted)]
 
 
 def _norm(x: Floats, gain: Floats, epsilon: float) -> Floats:
-    mean = np.einsum("ij,ij->i", x, x) / np.float32(x.shape[1])
-    return x * (np.float32(1.0) / np.sqrt(mean + np.float32(epsilon)))[:, None] * gain
+    """RMSNorm of `[tiles, features, rows]` along the features."""
+    mean: Floats = np.add.reduce(x * x, axis=1, keepdims=True)
+    mean /= np.float32(x.shape[1])
+    scaled: Floats = x * (np.float32(1.0) / np.sqrt(mean + np.float32(epsilon)))
+    scaled *= gain[:, None]
+    return scaled
 
 
 def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
@@ -123,12 +130,6 @@ def _silu_product(gate_up: Floats, hidden: int) -> Floats:
     with np.errstate(over="ignore"):
         denominator = np.exp(-gate)
     denominator += np.float32(1.0)
-    product = gate * up
+    product: Floats = gate * up
     product /= denominator
     return product
-
-
-def _future(count: int) -> npt.NDArray[np.float32]:
-    """Mask of a chunk's own keys: minus infinity where the key comes after the query."""
-    mask: npt.NDArray[np.float32] = np.triu(np.full((count, count), -np.inf, np.float32), k=1)
-    return mask

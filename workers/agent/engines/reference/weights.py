@@ -1,7 +1,7 @@
 """Weights as one float32 file that all nodes of a data folder map into memory and so share.
 
-A GGUF file is dequantised once: under a lock, into a temporary file, renamed when complete. Matrices lie as
-`[inputs, outputs]` with query, key and value (and gate and up) side by side; rotary halves are apart, not interleaved.
+A model file is dequantised once: under a lock, into a temporary file, renamed when complete. Matrices lie as
+`[outputs, inputs]` with query, key and value (and gate and up) side by side; rotary halves are apart, not interleaved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from workers.agent.engines.reference.gguf_file import (
 from workers.agent.engines.reference.tokenizer import end_token_ids
 
 Floats = npt.NDArray[np.float32]
-_MAGIC = b"SWYWGT01"
+_MAGIC = b"SWYWGT02"
+_FORMER_MAGIC = b"SWYWGT01"
 _ALIGN = 64
 RANDOM_VOCABULARY = 49152
 
@@ -104,9 +105,15 @@ def _shared_file(models_dir: Path, name: str, config: ModelConfig, source: Sourc
     path = models_dir / f"{name}.f32"
     with (models_dir / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
+        if not path.exists() or _is_former(path):
             _write(path, config, source)
     return path
+
+
+def _is_former(path: Path) -> bool:
+    """Whether the file is whole but of the version before, with its matrices the other way round."""
+    with path.open("rb") as file:
+        return file.read(len(_FORMER_MAGIC)) == _FORMER_MAGIC
 
 
 def _write(path: Path, config: ModelConfig, source: Source) -> None:
@@ -187,11 +194,11 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, list[int]]]:
     yield "rope_factors", [config.head_dim // 2]
     for index in range(config.layers):
         yield f"{index}.attention_norm", [config.width]
-        yield f"{index}.qkv", [config.width, config.qkv]
-        yield f"{index}.output", [config.heads * config.head_dim, config.width]
+        yield f"{index}.qkv", [config.qkv, config.width]
+        yield f"{index}.output", [config.width, config.heads * config.head_dim]
         yield f"{index}.mlp_norm", [config.width]
-        yield f"{index}.gate_up", [config.width, 2 * config.hidden]
-        yield f"{index}.down", [config.hidden, config.width]
+        yield f"{index}.gate_up", [2 * config.hidden, config.width]
+        yield f"{index}.down", [config.width, config.hidden]
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------
@@ -253,11 +260,11 @@ def _gguf_tensors(path: Path, config: ModelConfig) -> Iterator[tuple[str, Floats
         key = _halves_apart(read(f"{block}.attn_k.weight"), config.kv_heads)
         value = read(f"{block}.attn_v.weight")
         yield f"{index}.attention_norm", read(f"{block}.attn_norm.weight")
-        yield f"{index}.qkv", np.concatenate([query, key, value]).T
-        yield f"{index}.output", read(f"{block}.attn_output.weight").T
+        yield f"{index}.qkv", np.concatenate([query, key, value])
+        yield f"{index}.output", read(f"{block}.attn_output.weight")
         yield f"{index}.mlp_norm", read(f"{block}.ffn_norm.weight")
-        yield f"{index}.gate_up", np.concatenate([read(f"{block}.ffn_gate.weight"), read(f"{block}.ffn_up.weight")]).T
-        yield f"{index}.down", read(f"{block}.ffn_down.weight").T
+        yield f"{index}.gate_up", np.concatenate([read(f"{block}.ffn_gate.weight"), read(f"{block}.ffn_up.weight")])
+        yield f"{index}.down", read(f"{block}.ffn_down.weight")
 
 
 def _halves_apart(matrix: Floats, heads: int) -> Floats:
@@ -293,5 +300,5 @@ def random_tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Floats
         if len(shape) == 1:
             yield name, np.ones(shape, np.float32)
             continue
-        scale = 1.0 if name == "embedding" else 2.0 / float(np.sqrt(shape[0]))
+        scale = 1.0 if name == "embedding" else 2.0 / float(np.sqrt(shape[1]))
         yield name, generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)
