@@ -71,9 +71,12 @@ def test_a_trusted_key_chooses_objective_flow_and_deadline() -> None:
 
 def test_branches_are_known_by_several_headers_and_kept_apart_by_tenant() -> None:
     _, known = caller(KEY)
-    for header in ("x-switchyard-branch", "x-dynamo-session-id", "x-claude-code-session-id", "x-session-id"):
+    for header in ("x-switchyard-branch", "x-dynamo-session-id"):
         assert branch_signal(known, {header: "b1"}, "body").branch_id == "acme/b1"
-    assert branch_signal(known, {}, "body").branch_id == "acme/body"
+    for header in ("x-claude-code-session-id", "x-session-id"):
+        signal = branch_signal(known, {header: "s1"}, "body")
+        assert (signal.branch_id, signal.session, signal.program) == (None, "acme/s1", "s1")
+    assert branch_signal(known, {}, "body").session == "acme/body"
     assert branch_signal(known, {}, None).branch_id is None
     signal = branch_signal(
         known,
@@ -82,16 +85,32 @@ def test_branches_are_known_by_several_headers_and_kept_apart_by_tenant() -> Non
             "x-switchyard-parent": "b1",
             "x-switchyard-relation": "fork",
             "x-switchyard-branch-version": "3",
+            "x-switchyard-branch-sequence": "17",
             "x-switchyard-branch-end": "true",
         },
         None,
     )
     assert (signal.parent, signal.relation, signal.version, signal.end) == ("acme/b1", "fork", 3, True)
+    assert signal.sequence == 17
+
+
+def test_a_claude_code_sub_agent_is_a_branch_of_its_session() -> None:
+    _, known = caller(KEY)
+    headers = {"x-claude-code-session-id": "s1", "x-claude-code-agent-id": "a1"}
+    signal = branch_signal(known, headers, None)
+    assert (signal.branch_id, signal.parent, signal.relation) == ("acme/s1/a1", "acme/s1", "subagent")
+    nested = branch_signal(known, {**headers, "x-claude-code-parent-agent-id": "a0"}, None)
+    assert nested.parent == "acme/s1/a0"
 
 
 @pytest.mark.parametrize(
     "headers",
-    [{"x-switchyard-branch-version": "-1"}, {"x-switchyard-branch-end": "maybe"}, {"x-session-id": "x" * 201}],
+    [
+        {"x-switchyard-branch-version": "-1"},
+        {"x-switchyard-branch-sequence": "one"},
+        {"x-switchyard-branch-end": "maybe"},
+        {"x-session-id": "x" * 201},
+    ],
 )
 def test_a_bad_branch_header_is_named(headers: dict[str, str]) -> None:
     _, known = caller(KEY)

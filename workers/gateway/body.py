@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
+from apps.kvcache.domain.events import Relation
 from workers.gateway.errors import ApiError, bad_field
 from workers.gateway.signals import MAX_NAME_LENGTH
 
 MAX_STOPS = 4
+MAX_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 _NO: tuple[Any, ...] = (None, False, 0, 0.0, [], {}, "")
 
@@ -76,7 +78,7 @@ def parse(body: dict[str, Any], chat: bool) -> CompletionBody:
         stops=_stops(body),
         stream=stream,
         include_usage=_include_usage(body, stream),
-        sampling=_sampling(body),
+        sampling=_sampling(body, chat),
         session_id=_session_id(body),
     )
 
@@ -85,7 +87,7 @@ def _refuse_unsupported(body: dict[str, Any], chat: bool) -> None:
     n = body.get("n")
     if n is not None and n != 1:
         raise bad_field("n", "Only n=1 is supported: send the request again for another answer.", "unsupported_value")
-    unsupported = ["logprobs", "top_logprobs", "logit_bias", "presence_penalty", "frequency_penalty"]
+    unsupported = ["logit_bias"]
     unsupported += ["tools", "functions", "audio"] if chat else ["echo", "suffix"]
     for name in unsupported:
         if name in body and body[name] not in _NO:
@@ -179,7 +181,7 @@ def _include_usage(body: dict[str, Any], stream: bool) -> bool:
     return _flag(options, "include_usage", "stream_options.include_usage")
 
 
-def _sampling(body: dict[str, Any]) -> dict[str, Any]:
+def _sampling(body: dict[str, Any], chat: bool) -> dict[str, Any]:
     top_p = _number(body, "top_p", 1.0, 0.0, 1.0)
     if top_p == 0:
         raise bad_field("top_p", "'top_p' must be more than 0; for the likeliest tokens set 'temperature' to 0.")
@@ -191,8 +193,35 @@ def _sampling(body: dict[str, Any]) -> dict[str, Any]:
         "seed": _integer(body, "seed", None, -(2**63), 2**63 - 1),
         "stop_token_ids": _stop_token_ids(body),
         "ignore_eos": _flag(body, "ignore_eos"),
-        "logprobs": None,
+        "repetition_penalty": _repetition_penalty(body),
+        "presence_penalty": _number(body, "presence_penalty", 0.0, -2.0, 2.0),
+        "frequency_penalty": _number(body, "frequency_penalty", 0.0, -2.0, 2.0),
+        "logprobs": _chat_logprobs(body) if chat else _integer(body, "logprobs", None, 0, MAX_LOGPROBS),
     }
+
+
+def _repetition_penalty(body: dict[str, Any]) -> float:
+    penalty = _number(body, "repetition_penalty", 1.0, 0.0, 10.0)
+    if penalty == 0:
+        raise bad_field("repetition_penalty", "'repetition_penalty' must be more than 0; 1 changes nothing.")
+    return penalty
+
+
+def _chat_logprobs(body: dict[str, Any]) -> int | None:
+    """How many of the likeliest tokens to tell at each place; None: no log probabilities at all."""
+    wanted = _flag(body, "logprobs")
+    top = _integer(body, "top_logprobs", None, 0, MAX_LOGPROBS)
+    if top and not wanted:
+        raise bad_field("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
+    return (top or 0) if wanted else None
+
+
+def refuse_without_text(body: CompletionBody) -> None:
+    """Raises ApiError 400 for what a model without text and probabilities cannot do."""
+    neutral = {"logprobs": None, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    for name, value in neutral.items():
+        if body.sampling[name] != value:
+            raise bad_field(name, f"'{name}' is not supported by this model.", "unsupported_parameter")
 
 
 def _stop_token_ids(body: dict[str, Any]) -> list[int]:
@@ -231,8 +260,38 @@ def _flag(body: dict[str, Any], name: str, path: str | None = None) -> bool:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What `PUT /v1/branches/{id}` says; every part may be missing."""
+
+    parent: str | None
+    relation: Relation | None
+    program: str | None
+    rewritten: bool
+
+
+def parse_announcement(body: dict[str, Any]) -> Announcement:
+    """Checks one announcement. Raises `ApiError` (400) naming the first bad field."""
+    unknown = sorted(body.keys() - {"parent", "relation", "program", "rewritten"})
+    if unknown:
+        raise bad_field(unknown[0], f"'{unknown[0]}' is not known; expected parent, relation, program or rewritten.")
+    relation = body.get("relation")
+    if relation not in (None, "fork", "subagent"):
+        raise bad_field("relation", "'relation' must be 'fork' or 'subagent'.")
+    return Announcement(_name(body, "parent"), relation, _name(body, "program"), _flag(body, "rewritten"))
+
+
+def _name(body: dict[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip() or len(value) > MAX_NAME_LENGTH or not value.isprintable():
+        raise bad_field(name, f"'{name}' must be printable text of at most {MAX_NAME_LENGTH} characters.")
+    return value.strip()
+
+
 def _session_id(body: dict[str, Any]) -> str | None:
-    """A branch id in the body: `metadata.session_id`, else `user`."""
+    """A session's id in the body: `metadata.session_id`, else `user`."""
     metadata = body.get("metadata")
     found, path = (metadata.get("session_id") if isinstance(metadata, dict) else None), "metadata.session_id"
     if found is None:

@@ -16,7 +16,7 @@ from apps.kvcache.domain.events import BranchSignal
 from apps.kvcache.domain.hashing import HashedPrompt
 from workers.gateway import operator_api
 from workers.gateway.answers import AnswerFormat, Usage
-from workers.gateway.body import CompletionBody, decode_json, parse
+from workers.gateway.body import CompletionBody, decode_json, parse, parse_announcement
 from workers.gateway.errors import ApiError, bad_field
 from workers.gateway.gateway import Gateway, Serving
 from workers.gateway.session import Ended, Session, Text
@@ -46,6 +46,8 @@ def build_app(gateway: Gateway, max_body_bytes: int = MAX_BODY_BYTES) -> web.App
     app.router.add_post("/v1/completions", _completions)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{model}", _model)
+    app.router.add_get("/v1/branches/{branch}", _show_branch)
+    app.router.add_put("/v1/branches/{branch}", _announce_branch)
     app.router.add_post("/v1/branches/{branch}/end", _end_branch)
     operator_api.add_routes(app, gateway, gateway.agent_token)
     app.router.add_get("/healthz", _health)
@@ -190,7 +192,7 @@ def _hash(
 ) -> HashedPrompt:
     prompt_tokens = body.prompt_tokens if serving.config.model.symbolic else None
     try:
-        return serving.hasher.hash(caller.tenant.sharing_domain, ids, prompt_tokens, branch.branch_id)
+        return serving.hasher.hash(caller.tenant.sharing_domain, ids, prompt_tokens, branch.branch_id or branch.session)
     except ValueError as error:
         raise bad_field("switchyard.prompt_tokens", f"{error}.") from None
 
@@ -295,16 +297,62 @@ async def _model(request: web.Request) -> web.Response:
     return web.json_response(_model_object(serving.config, name))
 
 
+async def _show_branch(request: web.Request) -> web.Response:
+    """A branch of the caller's own tenant, as the ledger has it."""
+    serving = request.app[GATEWAY].ready()
+    caller = authenticate(serving.config, request.headers, serving.clock())
+    branch = request.match_info["branch"]
+    view = serving.yard.kv.branch(branch_key(caller, branch))
+    if view is None:
+        raise _no_branch(branch)
+    shown = {
+        "id": branch,
+        "object": "branch",
+        "version": view.version,
+        "sequence": view.sequence,
+        "kind": view.kind,
+        "parent": None if view.parent is None else view.parent.removeprefix(f"{caller.tenant.name}/"),
+        "program": view.program,
+        "inferred": view.inferred,
+        "context_blocks": view.context_blocks,
+        "open_requests": view.open_requests,
+        "lease_until": view.lease_until_s,
+    }
+    return web.json_response(shown)
+
+
+async def _announce_branch(request: web.Request) -> web.Response:
+    """What a harness says of a branch without a request; saying it again changes nothing."""
+    serving = request.app[GATEWAY].ready()
+    caller = authenticate(serving.config, request.headers, serving.clock())
+    branch = request.match_info["branch"]
+    said = parse_announcement(decode_json(await request.read()))
+    serving.driver.feed(
+        events.BranchAnnounced(
+            branch_id=branch_key(caller, branch),
+            parent=branch_key(caller, said.parent) if said.parent else None,
+            relation=said.relation,
+            program=said.program,
+            rewritten=said.rewritten,
+        )
+    )
+    return web.json_response({"id": branch, "object": "branch", "announced": True})
+
+
 async def _end_branch(request: web.Request) -> web.Response:
     serving = request.app[GATEWAY].ready()
     caller = authenticate(serving.config, request.headers, serving.clock())
     branch = request.match_info["branch"]
     key = branch_key(caller, branch)
-    if serving.yard.kv.branch(key) is None:
-        raise ApiError(404, f"The branch '{branch}' is not known, or has ended.", code="branch_not_found")
+    if not serving.yard.kv.names_live_branch(key):
+        raise _no_branch(branch)
     serving.driver.feed(events.BranchEnd(key))
     serving.hasher.forget(key)
     return web.json_response({"id": branch, "object": "branch", "ended": True})
+
+
+def _no_branch(branch: str) -> ApiError:
+    return ApiError(404, f"The branch '{branch[:200]}' is not known, or has ended.", code="branch_not_found")
 
 
 async def _health(request: web.Request) -> web.Response:

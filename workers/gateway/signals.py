@@ -15,8 +15,10 @@ from apps.kvcache.domain.events import BranchSignal, Relation
 from workers.gateway.errors import ApiError
 from workers.yard.config import KeyConfig, PartitionConfig, TenantConfig
 
-BRANCH_HEADERS = ("x-switchyard-branch", "x-dynamo-session-id", "x-claude-code-session-id", "x-session-id")
-PARENT_HEADERS = ("x-switchyard-parent", "x-dynamo-parent-session-id")
+BRANCH_HEADERS = ("x-switchyard-branch", "x-dynamo-session-id")
+SESSION_HEADERS = ("x-claude-code-session-id", "x-session-id")
+PARENT_HEADERS = ("x-switchyard-parent", "x-dynamo-parent-session-id", "x-parent-session-id")
+AGENT_HEADER, PARENT_AGENT_HEADER = "x-claude-code-agent-id", "x-claude-code-parent-agent-id"
 END_HEADERS = ("x-switchyard-branch-end", "x-dynamo-session-final")
 RELATIONS: Mapping[str, Relation] = {"fork": "fork", "subagent": "subagent"}
 MAX_NAME_LENGTH = 200
@@ -85,33 +87,60 @@ def standing(config: PartitionConfig, caller: Caller, headers: Mapping[str, str]
 
 
 def branch_signal(caller: Caller, headers: Mapping[str, str], session_id: str | None) -> BranchSignal:
-    """The branch of the request, from its headers, else from `session_id` of the body. Raises `ApiError` 400."""
-    branch = _first(headers, BRANCH_HEADERS) or session_id
-    parent = _first(headers, PARENT_HEADERS)
+    """The branch of the request, from its headers; `session_id` is what the body says. Raises `ApiError` 400.
+
+    A branch's own id wins over a session's, which its sub-agents share. Claude Code names a sub-agent beside its session.
+    """
+    session = _first(headers, SESSION_HEADERS)
+    branch, parent = _first(headers, BRANCH_HEADERS), _first(headers, PARENT_HEADERS)
     named_relation = headers.get("x-switchyard-relation") or None
     if named_relation is not None and named_relation not in RELATIONS:
         raise _bad_header("x-switchyard-relation", "it must be 'fork' or 'subagent'")
-    version = headers.get("x-switchyard-branch-version") or None
-    if version is not None and not (version.isascii() and version.isdigit() and len(version) < 10):
-        raise _bad_header("x-switchyard-branch-version", "it must be a whole number of at least 0")
+    relation = None if named_relation is None else RELATIONS[named_relation]
+    agent = _named(AGENT_HEADER, headers.get(AGENT_HEADER))
+    if branch is None and agent is not None and session is not None:
+        parent_agent = _named(PARENT_AGENT_HEADER, headers.get(PARENT_AGENT_HEADER))
+        branch = agent_branch(session, agent)
+        parent, relation = parent or agent_branch(session, parent_agent), relation or "subagent"
+    named_session = session or session_id
+    return BranchSignal(
+        branch_id=branch_key(caller, branch) if branch else None,
+        version=_whole_number(headers, "x-switchyard-branch-version"),
+        parent=branch_key(caller, parent) if parent else None,
+        relation=relation,
+        end=_says_end(headers),
+        program=_named("x-switchyard-program", headers.get("x-switchyard-program")) or session,
+        sequence=_whole_number(headers, "x-switchyard-branch-sequence"),
+        tenant=caller.tenant.name,
+        session=branch_key(caller, named_session) if named_session else None,
+    )
+
+
+def agent_branch(session: str, agent: str | None) -> str:
+    """The branch of an agent in a session; the session's own without an agent."""
+    return session if agent is None else f"{session}/{agent}"
+
+
+def _says_end(headers: Mapping[str, str]) -> bool:
     end = (_first(headers, END_HEADERS) or "false").lower()
     if end not in ("true", "false", "1", "0"):
         raise _bad_header("x-switchyard-branch-end", "it must be 'true' or 'false'")
-    return BranchSignal(
-        branch_id=branch_key(caller, branch) if branch else None,
-        version=int(version) if version is not None else None,
-        parent=branch_key(caller, parent) if parent else None,
-        relation=None if named_relation is None else RELATIONS[named_relation],
-        end=end in ("true", "1"),
-        program=_named("x-switchyard-program", headers.get("x-switchyard-program")),
-        sequence=None,
-        tenant=caller.tenant.name,
-    )
+    return end in ("true", "1")
+
+
+def _whole_number(headers: Mapping[str, str], name: str) -> int | None:
+    value = headers.get(name) or None
+    if value is not None and not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise _bad_header(name, "it must be a whole number of at least 0")
+    return None if value is None else int(value)
 
 
 def branch_key(caller: Caller, branch: str) -> str:
     """The yard's name of a tenant's branch."""
-    return f"{caller.tenant.name}/{_named('x-switchyard-branch', branch)}"
+    name = _named("x-switchyard-branch", branch)
+    if name is None:
+        raise _bad_header("x-switchyard-branch", "it must not be empty")
+    return f"{caller.tenant.name}/{name}"
 
 
 def _llmd(headers: Mapping[str, str], name: str) -> str | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apps.kvcache.domain.events import BranchSignal
-from apps.kvcache.domain.machine import StreamEvent
+from apps.kvcache.domain.events import BranchSignal, Relation
 from apps.kvcache.domain.hashing import HashedPrompt
+from apps.kvcache.domain.machine import StreamEvent
 from workers.yard.config import PartitionConfig
 
 
@@ -211,6 +211,17 @@ class BranchEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchAnnounced:
+    """What a harness says of a branch without a request (as the KV machine's event of that name)."""
+
+    branch_id: str
+    parent: str | None = None
+    relation: Relation | None = None
+    program: str | None = None
+    rewritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Configured:
     config: PartitionConfig
 
@@ -242,6 +253,7 @@ Event = (
     | NodeSnapshotTaken
     | NodeUnreachable
     | BranchEnd
+    | BranchAnnounced
     | Configured
     | ShutDown
     | Tick

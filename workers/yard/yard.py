@@ -51,6 +51,7 @@ class Yard:
             events.NodeSnapshotTaken: self._node_snapshot,
             events.NodeUnreachable: self._node_unreachable,
             events.BranchEnd: self._branch_end,
+            events.BranchAnnounced: self._branch_announced,
             events.Configured: self._configured,
             events.ShutDown: self._shut_down,
             events.Tick: self._tick,
@@ -174,6 +175,10 @@ class Yard:
 
     def _branch_end(self, now: float, event: events.BranchEnd) -> None:
         self._m.tell_kv(now, kv_events.BranchEnded(event.branch_id))
+
+    def _branch_announced(self, now: float, event: events.BranchAnnounced) -> None:
+        said = kv_events.BranchAnnounced(event.branch_id, event.parent, event.relation, event.program, event.rewritten)
+        self._m.tell_kv(now, said)
 
     def _configured(self, now: float, event: events.Configured) -> None:
         """A new configuration, in force from the next decision on. Raises ConfigError where it cannot change while running."""

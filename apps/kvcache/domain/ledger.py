@@ -168,7 +168,8 @@ class Ledger:
         if signal.version is not None and signal.version > branch.version:
             return Resolution(branch_id, branch, signal.version, "version", "signal-version")
         if signal.version is None and not branch.extended_by(end):
-            return Resolution(branch_id, branch, branch.version + 1, "version", "signal-diverged")
+            reason = "signal-rewritten" if branch.rewriting else "signal-diverged"
+            return Resolution(branch_id, branch, branch.version + 1, "version", reason)
         return Resolution(branch_id, branch, branch.version, "continuation", "signal")
 
     def _resolve_unknown(self, branch_id: str, signal: BranchSignal, end: Segment) -> Resolution:
@@ -217,6 +218,17 @@ class Ledger:
     def of_session(self, session: str) -> list[Branch]:
         """Live branches that were inferred in a session, the session's own name among them."""
         return [self.branches[branch_id] for branch_id in sorted(self._sessions.get(session, ()))]
+
+    def whole_session(self, session: str) -> list[Branch]:
+        """Every live branch of a session: those inferred in it, and the sub-agents that name one of them as parent."""
+        found = {branch.branch_id: branch for branch in self.of_session(session)}
+        pending = [session, *found]
+        while pending:
+            for branch_id in sorted(self._subagents.get(pending.pop(), ())):
+                if branch_id not in found:
+                    found[branch_id] = self.branches[branch_id]
+                    pending.append(branch_id)
+        return list(found.values())
 
     # ---- what inference remembers ----------------------------------------------------------------------------------
 

@@ -106,6 +106,10 @@ class KvMachine:
         """The same as {node: blocks}, as the router takes it."""
         return self._directory.held(prompt.chain)
 
+    def names_live_branch(self, name: str) -> bool:
+        """Whether BranchEnded of this name would end anything: a branch, or a session's branches."""
+        return name in self._ledger.branches or bool(self._ledger.whole_session(name))
+
     def home(self, branch_id: str, phase: str) -> str | None:
         """The node whose copy the branch counts on for `phase` (`prefill` or `decode`)."""
         branch = self._ledger.branches.get(branch_id)
@@ -244,8 +248,7 @@ class KvMachine:
         if branch is not None and branch.scope is None:
             self._close(now, branch, event.cause, out)
             return
-        ended = self._ledger.of_session(event.branch_id) or ([] if branch is None else [branch])
-        for each in ended:
+        for each in self._ledger.whole_session(event.branch_id):
             self._close(now, each, event.cause, out)
 
     def _branch_announced(self, now: float, event: ev.BranchAnnounced, out: list[Any]) -> None:
