@@ -64,22 +64,22 @@ def bodies(answer: bytes) -> list[bytes]:
     return found
 
 
-def asking(*sent: bytes, application=echo, **limits) -> bytes:
+def asking(*sent: bytes, application=echo, run=asyncio.run, **limits) -> bytes:
     async def go():
         async with serving(application, **limits) as (port, _):
             return await exchange_bytes(port, *sent)
 
-    return asyncio.run(go())
+    return run(go())
 
 
-def test_a_request_is_answered_with_its_length_and_a_date():
-    answer = asking(GET)
+def test_a_request_is_answered_with_its_length_and_a_date(run):
+    answer = asking(GET, run=run)
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"\r\ndate: " in answer
     assert bodies(answer) == [b"GET /? "]
 
 
-def test_one_connection_serves_many_requests():
+def test_one_connection_serves_many_requests(run):
     async def go():
         async with serving() as (port, server):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -89,31 +89,31 @@ def test_one_connection_serves_many_requests():
             assert len(server.connections) == 1
             writer.close()
 
-    asyncio.run(go())
+    run(go())
 
 
-def test_requests_sent_ahead_are_answered_in_order():
+def test_requests_sent_ahead_are_answered_in_order(run):
     sent = b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(200))
-    assert bodies(asking(sent)) == [b"GET /%d? " % number for number in range(200)]
+    assert bodies(asking(sent, run=run)) == [b"GET /%d? " % number for number in range(200)]
 
 
-def test_requests_sent_ahead_wait_for_a_slow_answer():
+def test_requests_sent_ahead_wait_for_a_slow_answer(run):
     def application(exchange):
         delay = 0.05 if exchange.path == b"/slow" else 0.0
         asyncio.get_running_loop().call_later(delay, echo, exchange)
 
     answer = asking(
-        b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nGET /fast HTTP/1.1\r\nhost: x\r\n\r\n", application=application
+        b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nGET /fast HTTP/1.1\r\nhost: x\r\n\r\n", application=application, run=run
     )
     assert bodies(answer) == [b"GET /slow? ", b"GET /fast? "]
 
 
-def test_a_request_may_come_byte_by_byte():
+def test_a_request_may_come_byte_by_byte(run):
     request = b"POST /p?q=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
-    assert bodies(asking(*(request[at : at + 1] for at in range(len(request))))) == [b"POST /p?q=1 hello"]
+    assert bodies(asking(*(request[at : at + 1] for at in range(len(request))), run=run)) == [b"POST /p?q=1 hello"]
 
 
-def test_a_chunked_body_is_put_together_and_its_trailers_go_nowhere():
+def test_a_chunked_body_is_put_together_and_its_trailers_go_nowhere(run):
     seen = []
 
     def application(exchange):
@@ -121,14 +121,14 @@ def test_a_chunked_body_is_put_together_and_its_trailers_go_nowhere():
         echo(exchange)
 
     sent = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nauthorization: x\r\n\r\n"
-    assert bodies(asking(sent, application=application)) == [b"POST /? abcde"]
+    assert bodies(asking(sent, application=application, run=run)) == [b"POST /? abcde"]
     assert b"authorization" not in dict(seen[0])
 
 
-def test_a_body_is_unpacked_from_its_encoding():
+def test_a_body_is_unpacked_from_its_encoding(run):
     packed = gzip.compress(b"hello " * 100)
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
-    assert bodies(asking(head + packed)) == [b"POST /? " + b"hello " * 100]
+    assert bodies(asking(head + packed, run=run)) == [b"POST /? " + b"hello " * 100]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_body_is_unpacked_from_its_encoding():
         (b"br", b"x", b"415"),
     ],
 )
-def test_a_body_that_cannot_be_unpacked_is_refused(encoding, body, status):
+def test_a_body_that_cannot_be_unpacked_is_refused(run, encoding, body, status):
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-encoding: %s\r\ncontent-length: %d\r\n\r\n" % (encoding, len(body))
-    assert asking(head + body, body_bytes=1_000_000).startswith(b"HTTP/1.1 " + status)
+    assert asking(head + body, body_bytes=1_000_000, run=run).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.parametrize(
@@ -174,47 +174,47 @@ def test_a_body_that_cannot_be_unpacked_is_refused(encoding, body, status):
         ),
     ],
 )
-def test_what_http_forbids_is_refused_and_the_connection_ends(sent, status):
-    answer = asking(sent, body_bytes=1_000_000)
+def test_what_http_forbids_is_refused_and_the_connection_ends(run, sent, status):
+    answer = asking(sent, body_bytes=1_000_000, run=run)
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert b"connection: close\r\n" in answer
 
 
-def test_a_header_without_end_is_cut_off():
-    assert asking(b"GET / HTTP/1.1\r\nhost: a\r\nx: ", *([b"y" * 40_000] * 4)).startswith(b"HTTP/1.1 431")
+def test_a_header_without_end_is_cut_off(run):
+    assert asking(b"GET / HTTP/1.1\r\nhost: a\r\nx: ", *([b"y" * 40_000] * 4), run=run).startswith(b"HTTP/1.1 431")
 
 
-def test_a_trailer_without_end_is_cut_off():
+def test_a_trailer_without_end_is_cut_off(run):
     sent = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "
-    assert asking(sent, *([b"y" * 40_000] * 4)).startswith(b"HTTP/1.1 431")
+    assert asking(sent, *([b"y" * 40_000] * 4), run=run).startswith(b"HTTP/1.1 431")
 
 
-def test_good_requests_before_a_bad_one_are_answered_first():
-    answer = asking(GET + b"nonsense\r\n\r\n")
+def test_good_requests_before_a_bad_one_are_answered_first(run):
+    answer = asking(GET + b"nonsense\r\n\r\n", run=run)
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"HTTP/1.1 400" in answer
 
 
-def test_a_large_body_that_is_refused_does_not_hide_the_answer():
+def test_a_large_body_that_is_refused_does_not_hide_the_answer(run):
     """The client may still be sending: its answer must not be lost in a reset."""
     head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4000000\r\n\r\n"
-    assert asking(head, *([b"x" * 400_000] * 5), body_bytes=1_000_000).startswith(b"HTTP/1.1 413")
+    assert asking(head, *([b"x" * 400_000] * 5), body_bytes=1_000_000, run=run).startswith(b"HTTP/1.1 413")
 
 
-def test_another_protocol_that_is_offered_is_not_taken():
+def test_another_protocol_that_is_offered_is_not_taken(run):
     sent = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\nhi"
-    assert bodies(asking(sent)) == [b"POST /? hi"]
+    assert bodies(asking(sent, run=run)) == [b"POST /? hi"]
 
 
-def test_continue_is_said_when_it_is_asked_for():
+def test_continue_is_said_when_it_is_asked_for(run):
     head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
-    answer = asking(head, b"hi")
+    answer = asking(head, b"hi", run=run)
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
 
 
-def test_continue_is_not_said_for_a_body_that_is_too_large():
+def test_continue_is_not_said_for_a_body_that_is_too_large(run):
     head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2000\r\n\r\n"
-    assert asking(head, body_bytes=1000).startswith(b"HTTP/1.1 413")
+    assert asking(head, body_bytes=1000, run=run).startswith(b"HTTP/1.1 413")
 
 
 def stream(exchange: Exchange) -> None:
@@ -224,53 +224,53 @@ def stream(exchange: Exchange) -> None:
     exchange.end(b"three")
 
 
-def test_a_stream_is_chunked():
-    answer = asking(GET, application=stream)
+def test_a_stream_is_chunked(run):
+    answer = asking(GET, application=stream, run=run)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"transfer-encoding: chunked" in head
     assert body == b"3\r\none\r\n3\r\ntwo\r\n5\r\nthree\r\n0\r\n\r\n"
 
 
-def test_a_stream_to_http_1_0_ends_with_the_connection():
-    answer = asking(b"GET / HTTP/1.0\r\n\r\n", application=stream)
+def test_a_stream_to_http_1_0_ends_with_the_connection(run):
+    answer = asking(b"GET / HTTP/1.0\r\n\r\n", application=stream, run=run)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"chunked" not in head
     assert b"connection: close" in head
     assert body == b"onetwothree"
 
 
-def test_http_1_0_keeps_its_connection_when_it_asks():
+def test_http_1_0_keeps_its_connection_when_it_asks(run):
     request = b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n"
-    answer = asking(request, request)
+    answer = asking(request, request, run=run)
     assert answer.count(b"connection: keep-alive\r\n") == 2
 
 
 @pytest.mark.parametrize("application", [echo, stream])
-def test_head_is_answered_without_a_body(application):
-    answer = asking(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", application=application)
+def test_head_is_answered_without_a_body(run, application):
+    answer = asking(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", application=application, run=run)
     assert answer.endswith(b"\r\n\r\n")
     assert b"one" not in answer
 
 
-def test_an_application_that_fails_is_answered_for_and_the_server_goes_on():
+def test_an_application_that_fails_is_answered_for_and_the_server_goes_on(run):
     def application(exchange):
         if exchange.path == b"/bad":
             raise RuntimeError("secret")
         echo(exchange)
 
-    answer = asking(b"GET /bad HTTP/1.1\r\nhost: x\r\n\r\n" + GET, application=application)
+    answer = asking(b"GET /bad HTTP/1.1\r\nhost: x\r\n\r\n" + GET, application=application, run=run)
     assert answer.startswith(b"HTTP/1.1 500")
     assert b"secret" not in answer
     assert b"GET /? " in answer
 
 
-def test_a_stream_broken_off_is_not_taken_for_a_whole_one():
+def test_a_stream_broken_off_is_not_taken_for_a_whole_one(run):
     def application(exchange):
         exchange.start(200, PLAIN)
         exchange.write(b"one")
         exchange.break_off()
 
-    assert not asking(GET, application=application).endswith(b"0\r\n\r\n")
+    assert not asking(GET, application=application, run=run).endswith(b"0\r\n\r\n")
 
 
 def test_a_header_cannot_break_out_of_its_line():
@@ -280,7 +280,7 @@ def test_a_header_cannot_break_out_of_its_line():
         encode_headers({"x y": "a"})
 
 
-def test_a_client_that_leaves_is_noticed_at_once():
+def test_a_client_that_leaves_is_noticed_at_once(run):
     async def go():
         gone = asyncio.Event()
         held = []
@@ -299,10 +299,10 @@ def test_a_client_that_leaves_is_noticed_at_once():
             held[0].respond(200, PLAIN, b"too late")
             assert not server.connections
 
-    asyncio.run(go())
+    run(go())
 
 
-def test_a_slow_reader_blocks_its_own_stream_and_is_dropped_in_the_end():
+def test_a_slow_reader_blocks_its_own_stream_and_is_dropped_in_the_end(run):
     async def go():
         told = []
         held = []
@@ -328,10 +328,10 @@ def test_a_slow_reader_blocks_its_own_stream_and_is_dropped_in_the_end():
             assert told == [True, "gone"]
             writer.close()
 
-    asyncio.run(go())
+    run(go())
 
 
-def test_a_reader_that_catches_up_is_told_of():
+def test_a_reader_that_catches_up_is_told_of(run):
     async def go():
         told, held = [], []
 
@@ -359,11 +359,11 @@ def test_a_reader_that_catches_up_is_told_of():
             assert len(held) == 2  # the connection serves on
             writer.close()
 
-    asyncio.run(go())
+    run(go())
 
 
 @pytest.mark.parametrize(("sent", "answer"), [(b"GET / HT", b"HTTP/1.1 408"), (b"", b"")])
-def test_a_client_that_does_not_go_on_is_not_waited_for(sent, answer):
+def test_a_client_that_does_not_go_on_is_not_waited_for(run, sent, answer):
     async def go():
         async with serving(head_s=0.1, idle_s=0.1) as (port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -372,10 +372,10 @@ def test_a_client_that_does_not_go_on_is_not_waited_for(sent, answer):
             writer.close()
             return got
 
-    assert asyncio.run(go()).startswith(answer)
+    assert run(go()).startswith(answer)
 
 
-def test_a_body_that_stops_coming_is_not_waited_for():
+def test_a_body_that_stops_coming_is_not_waited_for(run):
     head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhe"
 
     async def go():
@@ -386,10 +386,10 @@ def test_a_body_that_stops_coming_is_not_waited_for():
             writer.close()
             return got
 
-    assert asyncio.run(go()).startswith(b"HTTP/1.1 408")
+    assert run(go()).startswith(b"HTTP/1.1 408")
 
 
-def test_a_server_that_stops_lets_answers_end():
+def test_a_server_that_stops_lets_answers_end(run):
     async def go():
         held = []
         async with serving(held.append) as (port, server):
@@ -402,10 +402,10 @@ def test_a_server_that_stops_lets_answers_end():
             writer.close()
             return got
 
-    assert b"GET /? " in asyncio.run(go())
+    assert b"GET /? " in run(go())
 
 
-def test_random_damage_never_breaks_the_server():
+def test_random_damage_never_breaks_the_server(run):
     """Seeded: valid requests with bytes changed, cut, doubled. Each gets an answer of HTTP or a closed connection."""
     rng = random.Random(5)
     valid = [
@@ -449,4 +449,4 @@ def test_random_damage_never_breaks_the_server():
             await asyncio.sleep(0.01)
         assert failures == []
 
-    asyncio.run(go())
+    run(go())

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -241,8 +241,7 @@ class UpstreamConnection(asyncio.Protocol):
     # ---- the transport's callbacks ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from asyncio's
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
