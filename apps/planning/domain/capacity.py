@@ -19,6 +19,10 @@ from apps.planning.domain.cost_model import (
     prefill_work_s,
 )
 
+# Halvings of the closed loop's two searches: far finer than anything measured.
+RATE_HALVINGS = 32
+BATCH_HALVINGS = 24
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
@@ -178,7 +182,7 @@ def closed_loop_rate(
         return service_s + wait_s + _decode_response_s(decode_nodes, workload, rate)
 
     low, high = 0.0, mu_prefill
-    for _ in range(60):
+    for _ in range(RATE_HALVINGS):
         middle = (low + high) / 2
         response_s = answered_in_s(middle)
         if response_s < inf and middle * (think_s + response_s) < agents:
@@ -192,11 +196,11 @@ def _decode_response_s(nodes: Sequence[NodeCapacity], workload: Workload, rate: 
     """Seconds in decode at `rate` requests per second spread evenly: the batch at which a node keeps up, by Little's law."""
     per_node = rate / len(nodes)
     slowest_s = 0.0
-    for node in nodes:
+    for node in set(nodes):  # equal nodes answer alike
         if decode_rate(node, workload, node.batch_limit) < per_node:
             return inf
         low, high = 0.0, node.batch_limit
-        for _ in range(50):
+        for _ in range(BATCH_HALVINGS):
             middle = (low + high) / 2
             if decode_rate(node, workload, middle) < per_node:
                 low = middle

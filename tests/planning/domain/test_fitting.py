@@ -1,8 +1,13 @@
 """Learning the cost model: known coefficients are found again from noisy windows, and doubts are said aloud."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from apps.planning.domain.capacity import NodeCapacity, Workload, decode_rate, split_capacity
 from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients, decode_iteration_s, prefill_work_s
 from apps.planning.domain.fitting import Fit, FitWindow, NotEnough, fit_decode, fit_prefill
 
@@ -118,3 +123,94 @@ def test_a_fit_that_misses_by_more_than_fifteen_percent_is_not_usable():
     bad = fit_prefill(wild)
     assert not bad.usable
     assert any("not used for planning" in warning for warning in bad.warnings)
+
+
+# -- what goes with a fit --------------------------------------------------------------------------------------------
+
+
+def on_nodes(windows, names, slower=None):
+    """The windows dealt to nodes in turn; `slower` makes the rows of one node that much slower."""
+    name, factor = slower or ("", 1.0)
+    dealt = []
+    for index, window in enumerate(windows):
+        node = names[index % len(names)]
+        busy = factor if node == name else 1.0
+        dealt.append(
+            replace(
+                window,
+                node=node,
+                t0=5.0 * index,
+                busy_prefill_s=window.busy_prefill_s * busy,
+                busy_decode_s=window.busy_decode_s * busy,
+            )
+        )
+    return dealt
+
+
+def test_a_quarter_is_held_out_of_every_node_in_its_turn():
+    fit = fit_prefill(on_nodes(prefill_windows(80, 0.03), ("a", "b", "c", "d")))
+    held = [residual.node for residual in fit.residuals if residual.held_out]
+    assert len(held) == 20
+    assert all(4 <= held.count(name) <= 6 for name in "abcd")
+
+
+def test_the_residuals_say_what_was_measured_and_what_the_fit_makes_of_it():
+    windows = on_nodes(prefill_windows(60, 0.03), ("a",))
+    fit = fit_prefill(windows)
+    assert [residual.measured_s for residual in fit.residuals] == [window.busy_prefill_s for window in windows]
+    held = [abs(r.predicted_s / r.measured_s - 1) for r in fit.residuals if r.held_out]
+    assert fit.error_ratio == pytest.approx(np.mean(held))
+    assert fit.deviation == pytest.approx(0.03, rel=0.3)
+
+
+def test_the_range_of_each_column_is_kept():
+    windows = prefill_windows(60)
+    fit = fit_prefill(windows)
+    per_iteration = [window.t_uc / window.prefill_iterations for window in windows]
+    assert fit.columns["c1"].low == pytest.approx(min(per_iteration))
+    assert fit.columns["c1"].high == pytest.approx(max(per_iteration))
+
+
+def test_nodes_that_share_a_fit_share_its_coefficients_and_an_odd_one_is_named_with_its_own_speed():
+    pooled = fit_decode(on_nodes(decode_windows(80, 1, 64, 0.03), ("a", "b", "c", "d")), DECODE)
+    assert pooled.odd_nodes == {}
+    odd = fit_decode(on_nodes(decode_windows(80, 1, 64, 0.02), ("a", "b", "c", "d"), ("c", 1.4)), DECODE)
+    assert list(odd.odd_nodes) == ["c"]
+    assert odd.odd_nodes["c"] == pytest.approx(1.4, rel=0.12)
+    assert any("c is" in warning and "slower than its class" in warning for warning in odd.warnings)
+
+
+# The independent computation's figures (formula_vectors.json), for windows drawn as there: B in the range, 3 % noise.
+EXPECTED = json.loads((Path(__file__).parents[2] / "data" / "formula_vectors.json").read_text())["nnls_expectations"]
+
+
+@pytest.mark.parametrize(
+    ("name", "windows"),
+    [
+        ("good: B 1..64, 60 windows, 3% noise", decode_windows(60, 1, 64, 0.03)),
+        ("few: 12 windows", decode_windows(16, 1, 64, 0.03)),
+        ("narrow: B 28..32", decode_windows(60, 28, 32, 0.03)),
+        ("const: B = 16", decode_windows(60, 16, 16, 0.03)),
+        ("10% noise, 60", decode_windows(60, 1, 64, 0.10)),
+        ("noiseless", decode_windows(60, 1, 64)),
+    ],
+)
+def test_predictions_in_the_fitted_range_are_as_near_as_an_independent_fit_gets(name, windows):
+    fit = fit_decode(windows, DECODE)
+    batches = range(int(fit.batch_range.low), int(fit.batch_range.high) + 1)
+    learned = DecodeCoefficients(**fit.coefficients, experts=256, experts_per_token=8, t_fwd=3)
+    errors = [abs(decode_iteration_s(learned, b) / decode_iteration_s(DECODE, b) - 1) for b in batches]
+    assert np.mean(errors) <= 2.5 * EXPECTED[name]["mape_in_range"] + 0.005
+    assert bool(fit.merged) == (EXPECTED[name]["cond_scaled"] > 1e3)
+
+
+def test_a_fit_on_narrow_batches_is_clamped_and_flagged_by_the_capacity_beyond_them():
+    fit = fit_decode(decode_windows(60, 28, 32, 0.03), DECODE)
+    learned = DecodeCoefficients(**fit.coefficients, experts=256, experts_per_token=8, t_fwd=3)
+    node = NodeCapacity(PREFILL, learned, 128, fit.batch_range)
+    load = Workload(5268, 804078546, 0, 848, 2.15, 8192, in_flight=90)
+    inside = split_capacity([node], [node] * 3, load)
+    beyond = split_capacity([node], [node], load)
+    assert not inside.outside_fit
+    assert beyond.outside_fit
+    assert beyond.decode == pytest.approx(decode_rate(node, load, 32)), "no more than was seen is believed"
