@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.yard.scene import Scene
+from tests.yard.test_nodes import chain, stored
 from workers.yard import commands, events
 from workers.yard.recovery import Attempts, Breaker, OrphanWatch, is_node_fault
 
@@ -90,10 +91,41 @@ def test_a_node_that_restarted_is_not_avoided_any_more() -> None:
 
 def test_failures_count_in_a_row_and_progress_forgives_them_but_not_for_ever() -> None:
     attempts = Attempts()
-    assert [attempts.failed(1) for _ in range(4)] == [False, False, False, True]
+    assert [attempts.failed(1, "stream-broken") for _ in range(4)] == [False, False, False, True]
     attempts = Attempts()
-    outcomes = [attempts.failed(20 * n) for n in range(1, 14)]
+    outcomes = [attempts.failed(20 * n, "stream-broken") for n in range(1, 14)]
     assert outcomes == [False] * 12 + [True]
+
+
+def test_dead_processes_are_out_at_their_first_refusal_and_cost_the_request_no_attempt() -> None:
+    phases = {"p1": "prefill"} | {f"d{n}": "decode" for n in range(1, 7)}
+    scene = Scene(phases, flow=Scene().document["flow"] | {"empty_pool_ttl_s": 20})
+    scene.arrive("r")
+    scene.prefilled("r")
+    scene.decoded("r", 5)
+    scene.feed(events.DecodeFailed("r", True, "stream-broken"))
+    for _ in range(20):
+        if scene.yard.waiting_for_nodes:
+            break
+        scene.feed(events.DecodeFailed("r", True, "connection-refused"))
+    assert scene.yard.fleet.nodes.split()["down"] == 6 and scene.yard.waiting_for_nodes == 1
+    assert not scene.of(commands.Refuse)
+    scene.report("d3", boot_id="boot-2")
+    assert scene.decode_node("r") == "d3"
+    scene.done("r")
+    scene.assert_nothing_is_held()
+
+
+def test_a_broken_nodes_pool_may_still_be_read_by_the_one_that_goes_on() -> None:
+    scene = Scene({"p1": "prefill", "p2": "prefill", "d1": "decode"})
+    scene.feed(events.NodeSnapshotTaken("p1", 4, []))
+    scene.feed(events.NodeEvents("p1", [stored(5, chain(1, 50))]))
+    scene.arrive("r", blocks=50, first_id=1)
+    assert scene.prefill_node("r") == "p1"
+    fail_prefill(scene, "r", "connection-broken")
+    again = scene.of(commands.StartPrefill, "r")[1]
+    assert (again.node, again.fetch) == ("p2", commands.Fetch("p1", 0, 50))
+    assert {row.node: row.why_not for row in scene.yard.requests["r"].terms}["p1"] == "avoided"
 
 
 def test_a_prefill_that_failed_never_starts_a_decode() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from base64 import b64decode, b64encode
 from collections import deque
@@ -141,7 +142,8 @@ class NodeClient:
                     raise await _refusal(self.name, response)
                 yield response
         except (aiohttp.ClientConnectorError, ConnectionRefusedError) as error:
-            raise NodeCallError("unreachable", f"The node {self.name} cannot be reached: {error}.", True) from None
+            code = "connection-refused" if error.errno == errno.ECONNREFUSED else "unreachable"
+            raise NodeCallError(code, f"The node {self.name} cannot be reached: {error}.", True) from None
         except (aiohttp.ClientError, ConnectionError) as error:
             text = f"The connection to the node {self.name} broke: {type(error).__name__}."
             raise NodeCallError("connection-broken", text, True) from None
@@ -165,7 +167,8 @@ class NodeClient:
                 self.pool_name = status.pool_name
                 self._feed(events.NodeStatus(self.name, status))
             except NodeCallError as error:
-                self._feed(events.NodeUnreachable(self.name, error.reason == "unreachable", error.message))
+                refused = error.reason in ("connection-refused", "unreachable")
+                self._feed(events.NodeUnreachable(self.name, refused, error.message))
             except TimeoutError:
                 self._feed(events.NodeUnreachable(self.name, False, "no answer in time"))
             except (KeyError, TypeError, ValueError) as error:

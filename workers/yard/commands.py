@@ -114,13 +114,5 @@ class Journal:
 
 
 Command = (
-    StartPrefill
-    | StartDecode
-    | AbortOnNode
-    | ReleaseHandoff
-    | DropOrphan
-    | Refuse
-    | PushRefs
-    | FetchSnapshot
-    | Journal
+    StartPrefill | StartDecode | AbortOnNode | ReleaseHandoff | DropOrphan | Refuse | PushRefs | FetchSnapshot | Journal
 )

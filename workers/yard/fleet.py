@@ -14,8 +14,8 @@ from workers.yard.accounts import COST_WINDOW_S, CostAccount, LoadAccount
 from workers.yard.commands import FetchSnapshot
 from workers.yard.config import PartitionConfig
 from workers.yard.events import NodeState
-from workers.yard.nodes import STAGES, KnownNode, NodeTable, Stage
-from workers.yard.recovery import Breaker, OrphanWatch, is_node_fault
+from workers.yard.nodes import REFUSALS_UNTIL_DOWN, STAGES, KnownNode, NodeTable, Stage
+from workers.yard.recovery import NOBODY_THERE, Breaker, OrphanWatch, is_node_fault
 
 
 def kv_config(config: PartitionConfig) -> KvConfig:
@@ -43,7 +43,7 @@ class Fleet:
         self._costs_due_at = now + COST_WINDOW_S
         self._took: dict[tuple[str, Stage], bool] = {}
         self._pools: tuple[PoolChanged, ...] = ()
-        self.opened_circuit = False
+        self.judge_again = False
         self.nodes.configure(now, config)
 
     def configure(self, now: float, config: PartitionConfig) -> list[KnownNode]:
@@ -73,8 +73,13 @@ class Fleet:
     def failed(self, now: float, name: str | None, reason: str, retryable: bool) -> None:
         """A call to the node failed; what is its own fault counts against it."""
         node = self.nodes.get(name) if name is not None else None
-        if node is not None and is_node_fault(reason, retryable) and node.breaker.failed(now):
-            self.opened_circuit = True
+        if node is None:
+            return
+        if reason == NOBODY_THERE and node.health != "down":
+            node.refusals = REFUSALS_UNTIL_DOWN
+            self.judge_again = True
+        elif is_node_fault(reason, retryable) and node.breaker.failed(now):
+            self.judge_again = True
 
     def t_acc(self, name: str | None) -> float:
         node = self.nodes.get(name) if name is not None else None
@@ -100,8 +105,7 @@ class Fleet:
             "decode": (status.queued_decode, status.running_decode),
         }
         return [
-            NodeReport(node.name, stage, queued, used_ratio, now, running)
-            for stage, (queued, running) in loads.items()
+            NodeReport(node.name, stage, queued, used_ratio, now, running) for stage, (queued, running) in loads.items()
         ]
 
     def kv_events(
@@ -157,7 +161,7 @@ class Fleet:
     def refresh(self, now: float) -> Changes:
         """Judges every node again; answers what is different since the last time."""
         changes = Changes()
-        self.opened_circuit = False
+        self.judge_again = False
         for node in self.nodes:
             was, node.health = node.health, node.judge(now)
             if node.health == "down" and was != "down":

@@ -299,7 +299,7 @@ class RequestLife:
         self, now: float, state: RequestState, node: str | None, retryable: bool, reason: str, message: str
     ) -> None:
         """Another attempt elsewhere, or the end with 502 when there were too many or a retry cannot help."""
-        exhausted = state.broken.failed(state.sent_tokens)
+        exhausted = state.broken.failed(state.sent_tokens, reason)
         self._m.fleet.failed(now, node, reason, retryable)
         if node is not None:
             state.avoid.add(node)

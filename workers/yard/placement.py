@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from apps.routing.domain.loads import LoadBook
 from apps.routing.domain.router import Router
 from apps.routing.domain.ttft import queue_s
-from apps.routing.domain.views import DecodeChoice, DecodeQuery, NodeView, PrefillChoice, PrefillQuery, QueuedWork
+from apps.routing.domain.views import (
+    DecodeChoice,
+    DecodeQuery,
+    NodeFacts,
+    NodeView,
+    PrefillChoice,
+    PrefillQuery,
+    QueuedWork,
+)
 from workers.yard.config import PartitionConfig
 from workers.yard.nodes import KnownNode, NodeTable, Stage
 from workers.yard.requests import RequestState
@@ -27,13 +36,18 @@ class Placement:
         self._router.configure(config.routing)
 
     def views(self, now: float, stage: Stage, avoid: Collection[str] = ()) -> list[NodeView]:
-        """The nodes as the router sees them; those to avoid and silent ones are left out where others can do the work."""
+        """The nodes as the router sees them. Silent ones are left out where others can do the work; those to avoid are then
+        no candidates, but their pools may be read: a process that died leaves its pool behind."""
         nodes = list(self._nodes)
-        if any(node.takes(stage) and node.name not in avoid for node in nodes):
-            nodes = [node for node in nodes if node.name not in avoid]
-        if any(node.takes(stage) and node.health == "ok" for node in nodes):
+        others = [node for node in nodes if node.takes(stage) and node.name not in avoid]
+        avoided = set(avoid) if others else set()
+        if any(node.health == "ok" for node in others or nodes if node.takes(stage)):
             nodes = [node for node in nodes if node.health != "stale" or not node.takes(stage)]
-        return [self.loads.view(now, node.facts(stage, self._block_tokens)) for node in nodes]
+        return [self.loads.view(now, self._facts(node, stage, node.name in avoided)) for node in nodes]
+
+    def _facts(self, node: KnownNode, stage: Stage, avoided: bool) -> NodeFacts:
+        facts = node.facts(stage, self._block_tokens)
+        return replace(facts, state="avoided") if avoided and facts.state == "ready" else facts
 
     def choose_prefill(
         self, now: float, state: RequestState, matches: Mapping[str, int], home: str | None

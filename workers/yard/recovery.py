@@ -17,8 +17,18 @@ OPEN_S = 5.0
 OPEN_LONGEST_S = 60.0
 FRESH_HANDOFF_S = 25.0
 MAX_REDONE_TOKENS = 256
+NOBODY_THERE = "connection-refused"
 REFUSALS = frozenset(
-    ("unreachable", "node-lost", "wrong-phase", "draining", "stale-generation", "queue-full", "duplicate-request")
+    (
+        NOBODY_THERE,
+        "unreachable",
+        "node-lost",
+        "wrong-phase",
+        "draining",
+        "stale-generation",
+        "queue-full",
+        "duplicate-request",
+    )
 )
 NO_FAULTS = (REFUSALS - {"unreachable"}) | {"aborted", "shutting-down"}
 
@@ -72,8 +82,10 @@ class Attempts:
     in_all: int = 0
     _tokens: int = 0
 
-    def failed(self, sent_tokens: int) -> bool:
-        """Counts one; True when there were too many."""
+    def failed(self, sent_tokens: int, reason: str) -> bool:
+        """Counts one; True when there were too many. Where no process was there, none was made."""
+        if reason == NOBODY_THERE:
+            return False
         if sent_tokens - self._tokens >= PROGRESS_TOKENS:
             self.in_a_row = 0
         self.in_a_row += 1

@@ -67,7 +67,7 @@ class Yard:
         """
         self._watch_time(now)
         self._handlers[type(event)](now, event)
-        if self.fleet.opened_circuit:
+        if self.fleet.judge_again:
             self._nodes_changed(now)
         self._life.settle(now)
         answer, self._m.out = self._m.out, []

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from apps.planning.domain.cost_model import DecodeCoefficients, NetworkProfile, PrefillCoefficients
 
 Phase = Literal["prefill", "decode", "mixed"]
-NodeState = Literal["ready", "draining", "switching", "down"]
+NodeState = Literal["ready", "draining", "switching", "avoided", "down"]
 Mode = Literal["local", "fetch", "recompute"]
 
 POLICIES = ("ttft", "round-robin", "least-loaded", "cache-aware", "sticky", "dynamo-kv")
