@@ -9,8 +9,8 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
 
-from apps.flowcontrol import selectors, services
-from apps.flowcontrol.choices import Detector, Fairness, LimitMode, Ordering
+from apps.flowcontrol import exchange, selectors, services
+from apps.flowcontrol.choices import CeilingPolicy, Detector, Fairness, LimitMode, Ordering
 from apps.flowcontrol.models import FlowSettings
 from apps.telemetry.selectors import live_snapshot
 from apps.topology.models import Partition
@@ -24,6 +24,8 @@ from controlplane.rest.schemas import Body, Edit, Finite, Reason
 
 router = Router(tags=["flow control"])
 _STAGE_COLUMN = re.compile(r"^(prefill|decode)_")
+_CEILING_COLUMNS = {"policy": "ceiling_policy", "min_ceiling": "min_ceiling"}
+_CEILING_FIELDS = {column: f"ceilings.{part}" for part, column in _CEILING_COLUMNS.items()}
 
 
 class BandOut(Schema):
@@ -34,9 +36,10 @@ class BandOut(Schema):
     ordering: Ordering
     max_requests: int
     max_bytes: int
-    ttl_s: float
+    ttl_s: float | None
     ceiling: float
     min_share: float
+    ttft_budget_s: float | None
 
     @staticmethod
     def resolve_partition(band: Any) -> str:
@@ -52,6 +55,7 @@ class BandEdit(Edit):
     ttl_s: Finite | None = None
     ceiling: Finite | None = None
     min_share: Finite | None = None
+    ttft_budget_s: Finite | None = None
 
 
 class BandIn(BandEdit):
@@ -91,23 +95,46 @@ class ObjectiveIn(ObjectiveEdit):
 
 
 class Stage(Body):
+    """Which fields count depends on the detector; a limit of null follows what the engines report."""
+
     detector: Detector
     mode: LimitMode
     limit_per_node: int | None
+    token_limit_per_node: int | None
+    queue_threshold: float
+    kv_threshold: float
+    stale_after_s: float
+    ttft_budget_s: float
 
 
 class StageEdit(Body):
     detector: Detector | None = None
     mode: LimitMode | None = None
     limit_per_node: int | None = None
+    token_limit_per_node: int | None = None
+    queue_threshold: Finite | None = None
+    kv_threshold: Finite | None = None
+    stale_after_s: Finite | None = None
+    ttft_budget_s: Finite | None = None
+
+
+class Ceilings(Body):
+    policy: CeilingPolicy
+    min_ceiling: float
+
+
+class CeilingsEdit(Body):
+    policy: CeilingPolicy | None = None
+    min_ceiling: Finite | None = None
 
 
 class FlowOut(Schema):
-    max_requests: int
-    max_bytes: int
-    default_ttl_s: float
+    max_requests: int | None
+    max_bytes: int | None
+    default_ttl_s: float | None
     empty_pool_ttl_s: float
     displacement: bool
+    ceilings: Ceilings
     prefill: Stage
     decode: Stage
     default_band: dict[str, Any]
@@ -119,6 +146,7 @@ class FlowEdit(Edit):
     default_ttl_s: Finite | None = None
     empty_pool_ttl_s: Finite | None = None
     displacement: bool | None = None
+    ceilings: CeilingsEdit | None = None
     prefill: StageEdit | None = None
     decode: StageEdit | None = None
     default_band: dict[str, Any] | None = None
@@ -129,6 +157,8 @@ class FlowEdit(Edit):
         for name, value in super().changes().items():
             if name in ("prefill", "decode"):
                 flat |= {f"{name}_{part}": inner for part, inner in (value or {}).items()}
+            elif name == "ceilings":
+                flat |= {_CEILING_COLUMNS[part]: inner for part, inner in (value or {}).items()}
             else:
                 flat[name] = value
         return flat
@@ -269,5 +299,59 @@ def edit_flow_settings(request: HttpRequest, response: HttpResponse, partition: 
         try:
             settings = services.update_flow_settings(owner, actor, payload.reason, **payload.changes())
         except InvalidField as error:
-            raise InvalidField(_STAGE_COLUMN.sub(r"\1.", error.field), error.expected) from None
+            field = _CEILING_FIELDS.get(error.field) or _STAGE_COLUMN.sub(r"\1.", error.field)
+            raise InvalidField(field, error.expected) from None
     return tagged(response, _flow_out(settings))
+
+
+class ImportIn(Reason):
+    """`pool`: what the YAML calls this partition, when that is not its name."""
+
+    yaml: str
+    pool: str = ""
+    dry_run: bool = False
+
+
+class RevertIn(Reason):
+    version: int
+    dry_run: bool = False
+
+
+class ChangeOut(Schema):
+    path: str
+    before: Any
+    after: Any
+
+
+class ExchangeOut(Schema):
+    """`version` is null when nothing was published: a dry run, or nothing to change."""
+
+    applied: bool
+    version: int | None
+    changes: list[ChangeOut]
+    notes: list[str]
+
+
+@router.get("/partitions/{partition}/flow-config")
+def export_flow_config(request: HttpRequest, partition: str) -> HttpResponse:
+    """Flow control as llm-d's YAML: EndpointPickerConfig, InferenceObjectives, and a document for what those lack."""
+    text = exchange.export_yaml(_partition(request, partition))
+    response = HttpResponse(text, content_type="application/yaml; charset=utf-8")
+    response["Content-Disposition"] = f'inline; filename="{partition}-flow-control.yaml"'
+    return response
+
+
+@router.post("/partitions/{partition}/flow-config/import", response=ExchangeOut)
+def import_flow_config(request: HttpRequest, partition: str, payload: ImportIn) -> Any:
+    """Takes llm-d's YAML over as one version, live within a second; a dry run only says what would change."""
+    actor = require(request, "operator")
+    owner = partition_named(partition)
+    return exchange.import_yaml(owner, payload.yaml, actor, payload.reason, pool=payload.pool, dry_run=payload.dry_run)
+
+
+@router.post("/partitions/{partition}/flow-config/revert", response=ExchangeOut)
+def revert_flow_config(request: HttpRequest, partition: str, payload: RevertIn) -> Any:
+    """Bands, objectives and limits as they were in an earlier version; nodes, tenants and keys stay."""
+    actor = require(request, "operator")
+    owner = partition_named(partition)
+    return exchange.revert(owner, payload.version, actor, payload.reason, dry_run=payload.dry_run)

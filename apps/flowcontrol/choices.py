@@ -10,6 +10,8 @@ class Fairness(TextChoices):
 
     ROUND_ROBIN = "round-robin", "Round robin"
     GLOBAL_STRICT = "global-strict", "One line"
+    TOKEN_FAIR = "token-fair", "Equal tokens by weight"
+    LEAST_ATTAINED = "least-attained-service", "Least served agent"
 
     @property
     def colour(self) -> str:
@@ -21,6 +23,8 @@ class Ordering(TextChoices):
 
     FCFS = "fcfs", "First come, first served"
     EDF = "edf", "Earliest deadline"
+    SLO_DEADLINE = "slo-deadline", "Earliest wished TTFT"
+    CONTINUE_FIRST = "continue-first", "Agents under way first"
 
     @property
     def colour(self) -> str:
@@ -31,6 +35,8 @@ class Detector(TextChoices):
     """How a stage's saturation is measured."""
 
     CONCURRENCY = "concurrency", "Concurrency"
+    UTILIZATION = "utilization", "Utilization"
+    PREDICTED_TTFT = "predicted-ttft", "Predicted TTFT"
     OFF = "off", "Off"
 
     @property
@@ -42,6 +48,19 @@ class LimitMode(TextChoices):
     """What the concurrency detector counts."""
 
     REQUESTS = "requests", "Requests"
+    TOKENS = "tokens", "Tokens"
+    HYBRID = "hybrid", "Requests and tokens"
+
+    @property
+    def colour(self) -> str:
+        return "grey"
+
+
+class CeilingPolicy(TextChoices):
+    """How full the stages may be for a band to go."""
+
+    STATIC = "static", "Each band's own"
+    PRIORITY_HOLDBACK = "priority-holdback", "Lower by rank"
 
     @property
     def colour(self) -> str:

@@ -10,7 +10,29 @@ from apps.flowcontrol.models import Band, FlowSettings, Objective
 from apps.topology.models import Partition
 from controlplane.errors import InvalidField, NotFound
 
-BAND_FIELDS = ("name", "priority", "fairness", "ordering", "max_requests", "max_bytes", "ttl_s", "ceiling", "min_share")
+BAND_FIELDS = (
+    "name",
+    "priority",
+    "fairness",
+    "ordering",
+    "max_requests",
+    "max_bytes",
+    "ttl_s",
+    "ceiling",
+    "min_share",
+    "ttft_budget_s",
+)
+
+STAGE_FIELDS = (
+    "detector",
+    "mode",
+    "limit_per_node",
+    "token_limit_per_node",
+    "queue_threshold",
+    "kv_threshold",
+    "stale_after_s",
+    "ttft_budget_s",
+)
 
 
 def bands_of(partition: Partition) -> QuerySet[Band]:
@@ -78,13 +100,17 @@ def default_band_section(partition: Partition) -> dict[str, Any]:
 
 
 def flow_section(partition: Partition) -> dict[str, Any]:
-    settings = flow_settings_of(partition)
+    return settings_section(flow_settings_of(partition))
+
+
+def settings_section(settings: FlowSettings) -> dict[str, Any]:
+    """The section `flow` of the configuration document."""
     names = ("max_requests", "max_bytes", "default_ttl_s", "empty_pool_ttl_s", "displacement")
+    ceilings = {"policy": settings.ceiling_policy, "min_ceiling": settings.min_ceiling}
     stages = {
-        stage: {part: getattr(settings, f"{stage}_{part}") for part in ("detector", "mode", "limit_per_node")}
-        for stage in ("prefill", "decode")
+        stage: {part: getattr(settings, f"{stage}_{part}") for part in STAGE_FIELDS} for stage in ("prefill", "decode")
     }
-    return {name: getattr(settings, name) for name in names} | stages
+    return {name: getattr(settings, name) for name in names} | {"ceilings": ceilings} | stages
 
 
 def flow_document(partition: Partition) -> dict[str, Any]:

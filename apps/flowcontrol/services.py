@@ -13,7 +13,7 @@ from apps.flowcontrol.models import Band, FlowSettings, Objective, default_band
 from apps.flowcontrol.selectors import BAND_FIELDS, bands_of
 from apps.tenancy.models import Tenant
 from apps.topology.configuration import publish
-from apps.topology.models import Partition
+from apps.topology.models import ConfigurationVersion, Partition
 from controlplane import records
 from controlplane.actors import Actor
 from controlplane.audit import change
@@ -27,56 +27,56 @@ _FLOW_FIELDS = frozenset(f.name for f in FlowSettings._meta.fields) - {"id", "pa
 def create_band(partition: Partition, name: str, priority: int, actor: Actor, reason: str = "", **fields: Any) -> Band:
     """Raises InvalidField, or Conflict when the name or the priority is taken."""
     with change(actor, reason, role="operator"):
-        _lock(partition)
+        lock_partition(partition)
         band = Band(partition=partition, name=name)
         _check_priority(band, priority)
         records.apply(band, {"priority": priority, **fields}, _BAND_FIELDS)
         band.save()
-        _publish(partition, actor, reason or f"band {name} created")
+        publish_checked(partition, actor, reason or f"band {name} created")
     return band
 
 
 def update_band(band: Band, actor: Actor, reason: str = "", **changes: Any) -> Band:
     """Edits a band in place: queued requests stay in it. Raises InvalidField, or Conflict when the priority is taken."""
     with change(actor, reason, role="operator"):
-        _lock(band.partition)
+        lock_partition(band.partition)
         row = records.locked(band)
         _check_priority(row, changes.get("priority", row.priority))
         if records.apply(row, changes, _BAND_FIELDS):
             row.save()
             what = ", ".join(f"{name} {value}" for name, value in changes.items())
-            _publish(row.partition, actor, reason or f"band {row.name}: {what}")
+            publish_checked(row.partition, actor, reason or f"band {row.name}: {what}")
     return row
 
 
 def set_priorities(partition: Partition, priorities: Mapping[str, int], actor: Actor, reason: str = "") -> list[Band]:
     """Several priorities at once, so that bands can trade places. Raises InvalidField or Conflict."""
     with change(actor, reason, role="operator"):
-        _lock(partition)
+        lock_partition(partition)
         bands = {band.name: band for band in bands_of(partition)}
         for name, priority in priorities.items():
             if name not in bands:
                 raise InvalidField("priorities", f"{name!r} is not a band; expected {', '.join(bands)}")
             bands[name].priority = priority
-            _clean_fields(bands[name], f"priorities.{name}")
+            clean_band(bands[name], f"priorities.{name}")
         taken = [band.priority for band in bands.values()]
         if len(set(taken)) < len(taken):
             raise Conflict("two bands would have the same priority", "priority-taken")
         for name in priorities:
             bands[name].save(update_fields=["priority"])
-        _publish(partition, actor, reason or "priorities edited")
+        publish_checked(partition, actor, reason or "priorities edited")
     return list(bands_of(partition))
 
 
 def delete_band(band: Band, actor: Actor, reason: str = "") -> None:
     """Raises Conflict while an objective leads to it. What is queued in it follows the default band's template."""
     with change(actor, reason, role="operator"):
-        _lock(band.partition)
+        lock_partition(band.partition)
         users = sorted(band.objectives.values_list("name", flat=True))
         if users:
             raise Conflict(f"band {band.name} is used by {', '.join(users)}", "band-in-use")
         band.delete()
-        _publish(band.partition, actor, reason or f"band {band.name} removed")
+        publish_checked(band.partition, actor, reason or f"band {band.name} removed")
 
 
 def create_objective(
@@ -88,7 +88,7 @@ def create_objective(
         _check_same_partition(band, partition)
         records.apply(objective, {"band": band, **fields}, _OBJECTIVE_FIELDS)
         objective.save()
-        _publish(partition, actor, reason or f"objective {name} created")
+        publish_checked(partition, actor, reason or f"objective {name} created")
     return objective
 
 
@@ -100,7 +100,7 @@ def update_objective(objective: Objective, actor: Actor, reason: str = "", **cha
             _check_same_partition(changes["band"], row.partition)
         if records.apply(row, changes, _OBJECTIVE_FIELDS):
             row.save()
-            _publish(row.partition, actor, reason or f"objective {row.name} edited")
+            publish_checked(row.partition, actor, reason or f"objective {row.name} edited")
     return row
 
 
@@ -111,23 +111,23 @@ def delete_objective(objective: Objective, actor: Actor, reason: str = "") -> No
         if users:
             raise Conflict(f"objective {objective.name} is the default of {', '.join(users)}", "objective-in-use")
         objective.delete()
-        _publish(objective.partition, actor, reason or f"objective {objective.name} removed")
+        publish_checked(objective.partition, actor, reason or f"objective {objective.name} removed")
 
 
 def update_flow_settings(partition: Partition, actor: Actor, reason: str = "", **changes: Any) -> FlowSettings:
     """Global limits, the gate of each stage, and `default_band`, of which any part may be given. Raises InvalidField."""
     with change(actor, reason, role="operator"):
-        _lock(partition)
+        lock_partition(partition)
         row, _ = FlowSettings.objects.select_for_update(of=("self",)).get_or_create(partition=partition)
         if "default_band" in changes:
             changes["default_band"] = _checked_template(row.default_band, changes["default_band"])
         if records.apply(row, changes, _FLOW_FIELDS):
             row.save()
-            _publish(partition, actor, reason or "flow settings edited")
+            publish_checked(partition, actor, reason or "flow settings edited")
     return row
 
 
-def _lock(partition: Partition) -> None:
+def lock_partition(partition: Partition) -> None:
     """Edits of a partition's bands wait for each other, so that their checks hold when they commit."""
     records.locked(partition)
 
@@ -140,13 +140,13 @@ def _check_priority(band: Band, priority: Any) -> None:
             raise Conflict(f"band {holder.name} has priority {priority} already", "priority-taken")
 
 
-def _publish(partition: Partition, actor: Actor, reason: str) -> None:
+def publish_checked(partition: Partition, actor: Actor, reason: str) -> ConfigurationVersion | None:
     """Publishes what the gateway's machine accepts. Raises InvalidField, with the machine's own words, for anything else."""
     try:
         FlowConfig.parse(selectors.flow_document(partition))
     except FlowConfigError as error:
         raise InvalidField(error.field, f"expected {error.expected}") from None
-    publish(partition, actor, reason)
+    return publish(partition, actor, reason)
 
 
 def _check_same_partition(band: Band, partition: Partition) -> None:
@@ -161,11 +161,12 @@ def _checked_template(present: dict[str, Any], changes: Any) -> dict[str, Any]:
         if name not in default_band():
             raise InvalidField(f"default_band.{name}", f"expected one of {', '.join(default_band())}")
     template = {**default_band(), **present, **changes}
-    _clean_fields(Band(name="template", priority=0, **template), "default_band")
+    clean_band(Band(name="template", priority=0, **template), "default_band")
     return template
 
 
-def _clean_fields(band: Band, prefix: str) -> None:
+def clean_band(band: Band, prefix: str) -> None:
+    """Checks each field by itself. Raises InvalidField with the field's path under `prefix`."""
     try:
         band.clean_fields(exclude={"partition"})
     except ValidationError as error:

@@ -13,6 +13,12 @@ WHY = {"reason": "a test"}
 LOWER = {"viewer": "tenant", "operator": "viewer", "administrator": "operator"}
 GATEWAY = "/partitions/gb300"
 SPLIT = "/split/gb300"
+IMPORTED = """
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata: {name: nightly}
+spec: {priority: -50}
+"""
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,23 @@ OPERATIONS = [
         "operator",
         {"prefill": {"limit_per_node": 9}},
         unknown=("/partitions/nowhere/flow-settings",),
+    ),
+    _read("export_flow_config", f"{GATEWAY}/flow-config", "/partitions/nowhere/flow-config"),
+    Operation(
+        "import_flow_config",
+        "post",
+        f"{GATEWAY}/flow-config/import",
+        "operator",
+        {"yaml": IMPORTED, "dry_run": True},
+        unknown=("/partitions/nowhere/flow-config/import",),
+    ),
+    Operation(
+        "revert_flow_config",
+        "post",
+        f"{GATEWAY}/flow-config/revert",
+        "operator",
+        {"version": 1, "dry_run": True},
+        unknown=("/partitions/nowhere/flow-config/revert",),
     ),
     # telemetry
     _read("get_live", f"{GATEWAY}/live", "/partitions/nowhere/live"),
