@@ -44,7 +44,7 @@ async def exchange_bytes(port: int, *sent: bytes, half_close: bool = False) -> b
         for piece in sent:
             writer.write(piece)
             await asyncio.sleep(0.005)
-        while data := await asyncio.wait_for(reader.read(65536), 0.3):
+        while data := await asyncio.wait_for(reader.read(65536), 0.15):
             answer += data
     except (TimeoutError, ConnectionError):
         pass
