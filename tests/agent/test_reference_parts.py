@@ -23,7 +23,7 @@ LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
 def draw(sampling: Sampling, draws: int = 400) -> dict[int, float]:
     """Share of each token over many positions."""
-    tokens = [sample(LOGITS, sampling, "r", position)[0] for position in range(draws)]
+    tokens = [sample(LOGITS, sampling, "r", [0] * position, position)[0] for position in range(draws)]
     return {token: tokens.count(token) / draws for token in sorted(set(tokens))}
 
 
@@ -53,21 +53,48 @@ def test_limits_leave_out_unlikely_tokens(sampling: Sampling, allowed: set[int])
 
 def test_draws_depend_on_seed_and_position_alone() -> None:
     sampling = Sampling(temperature=1.0, seed=5)
-    assert [sample(LOGITS, sampling, "a", at) for at in range(20)] == [
-        sample(LOGITS, sampling, "b", at) for at in range(20)
+    assert [sample(LOGITS, sampling, "a", [0] * at, at) for at in range(20)] == [
+        sample(LOGITS, sampling, "b", [0] * at, at) for at in range(20)
     ]
     without = Sampling(temperature=1.0)
-    assert [sample(LOGITS, without, "a", at) for at in range(20)] != [
-        sample(LOGITS, without, "b", at) for at in range(20)
+    assert [sample(LOGITS, without, "a", [0] * at, at) for at in range(20)] != [
+        sample(LOGITS, without, "b", [0] * at, at) for at in range(20)
     ]
 
 
 def test_log_probabilities_come_with_the_token() -> None:
-    token, logprob = sample(LOGITS, Sampling(logprobs=2), "r", 0)
+    token, logprob = sample(LOGITS, Sampling(logprobs=2), "r", [], 0)
     assert token == 0
     assert logprob is not None
     assert logprob.logprob == pytest.approx(np.log(0.5), abs=1e-5)
     assert [entry[0] for entry in logprob.top] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "ids", "prompt_tokens", "chosen"),
+    [
+        (Sampling(presence_penalty=0.6), [0, 0], 2, 0),
+        (Sampling(presence_penalty=0.6), [9, 0], 1, 1),
+        (Sampling(frequency_penalty=0.3), [9, 0], 1, 0),
+        (Sampling(frequency_penalty=0.3), [9, 0, 0], 1, 1),
+        (Sampling(presence_penalty=0.6, output_from=1), [9, 0], 2, 1),
+        (Sampling(repetition_penalty=2.0), [0], 1, 1),
+        (Sampling(repetition_penalty=2.0), [1], 1, 0),
+        (Sampling(repetition_penalty=2.0), [0, 1], 1, 0),
+    ],
+)
+def test_penalties_count_what_was_said(sampling: Sampling, ids: list[int], prompt_tokens: int, chosen: int) -> None:
+    logits = np.concatenate([LOGITS, np.full(6, -9, np.float32)])
+    token, _ = sample(logits, sampling, "r", ids, prompt_tokens)
+    assert token == chosen
+
+
+def test_log_probabilities_are_the_models_own_whatever_the_penalty() -> None:
+    token, logprob = sample(LOGITS, Sampling(logprobs=1, presence_penalty=2.0), "r", [0], 0)
+    assert token == 1
+    assert logprob is not None
+    assert logprob.logprob == pytest.approx(np.log(0.3), abs=1e-5)
+    assert logprob.top[0][0] == 0
 
 
 def device(blocks: int) -> DeviceKv:
@@ -101,6 +128,7 @@ def task(name: str, stage: str = "prefill", tokens: int = 40, ready: bool = True
         emit=lambda _: None,
         enqueued_at=0.0,
         prompt_blocks=tokens // 16,
+        prompt_tokens=tokens,
         ready=ready,
     )
 

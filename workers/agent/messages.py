@@ -47,6 +47,10 @@ class SamplingBody(_Body, frozen=True):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | bool | None = None
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = 1.0
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-100, le=100)] | None = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-100, le=100)] | None = 0.0
+    output_from: Count | None = None
 
     def sampling(self) -> Sampling:
         logprobs = (0 if self.logprobs else None) if isinstance(self.logprobs, bool) else self.logprobs
@@ -60,6 +64,10 @@ class SamplingBody(_Body, frozen=True):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            output_from=self.output_from,
         )
 
 

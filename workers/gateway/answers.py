@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from workers.gateway.logprobs import TokenChoice, chat_logprobs, text_logprobs
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -30,20 +32,23 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 class AnswerFormat:
-    """Writes one request's answer. `include_usage` adds the closing usage event of a stream."""
+    """Writes one request's answer. `include_usage` adds the closing usage event of a stream, `logprobs` what was chosen."""
 
-    def __init__(self, request_id: str, model: str, created: int, chat: bool, include_usage: bool) -> None:
+    def __init__(
+        self, request_id: str, model: str, created: int, chat: bool, include_usage: bool, logprobs: bool = False
+    ) -> None:
         prefix = "chatcmpl-" if chat else "cmpl-"
         self._chat = chat
         self._include_usage = include_usage
+        self._logprobs = logprobs
         self._envelope = {"id": prefix + request_id, "created": created, "model": model}
 
     def head(self) -> bytes:
         """What a stream begins with, before any text."""
         return self._chunk({"role": "assistant", "content": ""}, None) if self._chat else b""
 
-    def text(self, text: str) -> bytes:
-        return self._chunk({"content": text} if self._chat else text, None)
+    def text(self, text: str, choices: tuple[TokenChoice, ...] = ()) -> bytes:
+        return self._chunk({"content": text} if self._chat else text, None, choices)
 
     def end(self, finish_reason: str, usage: Usage) -> bytes:
         parts = [self._chunk({} if self._chat else "", finish_reason)]
@@ -51,9 +56,10 @@ class AnswerFormat:
             parts.append(_event(self._stream_envelope() | {"choices": [], "usage": usage.document()}))
         return b"".join([*parts, DONE])
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> bytes:
+    def whole(self, text: str, finish_reason: str, usage: Usage, choices: tuple[TokenChoice, ...] = ()) -> bytes:
         """The answer as one JSON object."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+        told = self._told(choices) if self._logprobs else None
+        choice: dict[str, Any] = {"index": 0, "logprobs": told, "finish_reason": finish_reason}
         if self._chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
@@ -64,8 +70,14 @@ class AnswerFormat:
     def _stream_envelope(self) -> dict[str, Any]:
         return self._envelope | {"object": "chat.completion.chunk" if self._chat else "text_completion"}
 
-    def _chunk(self, piece: dict[str, str] | str, finish_reason: str | None) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+    def _told(self, choices: tuple[TokenChoice, ...]) -> dict[str, Any]:
+        return chat_logprobs(choices) if self._chat else text_logprobs(choices)
+
+    def _chunk(
+        self, piece: dict[str, str] | str, finish_reason: str | None, choices: tuple[TokenChoice, ...] = ()
+    ) -> bytes:
+        told = self._told(choices) if choices else None
+        choice: dict[str, Any] = {"index": 0, "logprobs": told, "finish_reason": finish_reason}
         choice["delta" if self._chat else "text"] = piece
         document = self._stream_envelope() | {"choices": [choice]}
         if self._include_usage:

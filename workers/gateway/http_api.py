@@ -16,9 +16,10 @@ from apps.kvcache.domain.events import BranchSignal
 from apps.kvcache.domain.hashing import HashedPrompt
 from workers.gateway import operator_api
 from workers.gateway.answers import AnswerFormat, Usage
-from workers.gateway.body import CompletionBody, decode_json, parse, parse_announcement
+from workers.gateway.body import CompletionBody, decode_json, parse, parse_announcement, refuse_without_text
 from workers.gateway.errors import ApiError, bad_field
 from workers.gateway.gateway import Gateway, Serving
+from workers.gateway.logprobs import TokenChoice
 from workers.gateway.session import Ended, Session, Text
 from workers.gateway.signals import Caller, Standing, authenticate, branch_key, branch_signal, standing
 from workers.yard import events
@@ -102,6 +103,8 @@ async def _complete(request: web.Request, chat: bool) -> web.StreamResponse:
     raw = await request.read()
     body = parse(decode_json(raw), chat)
     _check_model(config, body.model)
+    if config.model.symbolic:
+        refuse_without_text(body)
     place = standing(config, caller, request.headers)
     branch = branch_signal(caller, request.headers, body.session_id)
     ids = await _token_ids(serving, body, len(raw))
@@ -118,6 +121,7 @@ async def _complete(request: web.Request, chat: bool) -> web.StreamResponse:
         band=place.band,
         symbolic=config.model.symbolic,
         decoder=serving.codec.decoder(),
+        token_bytes=serving.codec.token_bytes,
     )
     serving.sessions[request_id] = session
     try:
@@ -220,20 +224,24 @@ def _max_tokens(config: PartitionConfig, body: CompletionBody, prompt_tokens: in
 
 async def _answer(request: web.Request, session: Session) -> web.StreamResponse:
     body = session.body
-    shape = AnswerFormat(session.request_id, body.model, int(time.time()), body.chat, body.include_usage)
+    shape = AnswerFormat(
+        session.request_id, body.model, int(time.time()), body.chat, body.include_usage, session.logprobs
+    )
     return await (_stream(request, session, shape) if body.stream else _whole(session, shape))
 
 
 async def _whole(session: Session, shape: AnswerFormat) -> web.Response:
     pieces: list[str] = []
+    choices: list[TokenChoice] = []
     while True:
         item = await session.next_item()
         if isinstance(item, ApiError):
             raise item
         if isinstance(item, Ended):
-            answer = shape.whole("".join(pieces), item.finish_reason, _usage(session))
+            answer = shape.whole("".join(pieces), item.finish_reason, _usage(session), tuple(choices))
             return web.Response(body=answer, content_type="application/json", headers=session.route.headers())
         pieces.append(item.text)
+        choices += item.choices
 
 
 async def _stream(request: web.Request, session: Session, shape: AnswerFormat) -> web.StreamResponse:
@@ -247,7 +255,7 @@ async def _stream(request: web.Request, session: Session, shape: AnswerFormat) -
     chunk = shape.head()
     while True:
         if isinstance(item, Text):
-            chunk += shape.text(item.text)
+            chunk += shape.text(item.text, item.choices)
         elif isinstance(item, Ended):
             chunk += shape.end(item.finish_reason, _usage(session))
         else:

@@ -13,13 +13,17 @@ from typing import Any
 from apps.kvcache.domain.hashing import HashedPrompt
 from workers.gateway.body import CompletionBody
 from workers.gateway.errors import ApiError
+from workers.gateway.logprobs import LogprobTrail, TokenBytes, TokenChoice
 from workers.gateway.stops import StopMatcher
 from workers.gateway.text import TextDecoder
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """Text to be sent, with the choices of the tokens that begin in it where the client asked for them."""
+
     text: str
+    choices: tuple[TokenChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Session:
     band: str
     symbolic: bool
     decoder: TextDecoder
+    token_bytes: TokenBytes
     route: Route = field(default_factory=Route)
     handoff: dict[str, Any] | None = None
     resumed_tokens: int = 0
@@ -73,21 +78,30 @@ class Session:
     output_tokens: int = 0
     over: bool = False
     _stops: StopMatcher = field(init=False)
+    _trail: LogprobTrail | None = field(init=False)
+    _decoded_characters: int = 0
+    _sent_characters: int = 0
     _items: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
         self._stops = StopMatcher(self.body.stops)
+        self._trail = LogprobTrail(self.token_bytes) if self.logprobs else None
 
-    def accept(self, ids: list[int], count: int) -> bool:
-        """Takes new output tokens; True when a stop string ended the answer with them."""
+    @property
+    def logprobs(self) -> bool:
+        """Whether the client asked for log probabilities."""
+        return self.body.sampling["logprobs"] is not None
+
+    def accept(self, ids: list[int], count: int, logprobs: list[dict[str, Any]] | None = None) -> bool:
+        """Takes new output tokens, with their log probabilities where the node told them; True when a stop string ended
+        the answer with them."""
         if self.over:
             return False
         self.output_tokens += count
         if not self.symbolic:
             self.output_ids.extend(ids)
-        text, stopped = self._stops.push(self.decoder.push(ids, count))
-        if text:
-            self._items.put_nowait(Text(text))
+        text, stopped = self._stops.push(self._decode(ids, count, logprobs))
+        self._send(text, last=False)
         if stopped:
             self._end(Ended("stop"))
         return stopped
@@ -98,9 +112,24 @@ class Session:
             return
         text, stopped = self._stops.push(self.decoder.flush())
         text += "" if stopped else self._stops.flush()
-        if text:
-            self._items.put_nowait(Text(text))
+        self._send(text, last=not stopped)
         self._end(Ended("stop" if stopped else finish_reason))
+
+    def _decode(self, ids: list[int], count: int, logprobs: list[dict[str, Any]] | None) -> str:
+        if self._trail is None or logprobs is None:
+            return self.decoder.push(ids, count)
+        text = ""
+        for token, entry in zip(ids, logprobs, strict=True):
+            self._trail.add(self._decoded_characters + len(text), token, entry)
+            text += self.decoder.push([token], 1)
+        self._decoded_characters += len(text)
+        return text
+
+    def _send(self, text: str, last: bool) -> None:
+        self._sent_characters += len(text)
+        choices = () if self._trail is None else self._trail.take(None if last else self._sent_characters)
+        if text or choices:
+            self._items.put_nowait(Text(text, choices))
 
     def fail(self, error: ApiError) -> None:
         if not self.over:

@@ -30,6 +30,8 @@ class TextCodec(Protocol):
 
     def decoder(self) -> TextDecoder: ...
 
+    def token_bytes(self, token: int) -> bytes: ...
+
 
 class SymbolicDecoder:
     """Every token is a dot, so that lengths can be seen."""
@@ -55,6 +57,9 @@ class SymbolicCodec:
 
     def decoder(self) -> TextDecoder:
         return SymbolicDecoder()
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"."
 
 
 class GgufDecoder:
@@ -86,6 +91,9 @@ class GgufCodec:
 
     def decoder(self) -> TextDecoder:
         return GgufDecoder(self._tokenizer.stream())
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._tokenizer.token_bytes(token)
 
 
 def load_codec(model: ModelConfig) -> TextCodec:

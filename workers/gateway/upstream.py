@@ -121,7 +121,9 @@ class Upstream:
         session.handoff, session.resumed_tokens = answer["handoff"], resumed
         if resumed == 0:
             session.route.cached_tokens = result.cached_tokens + result.fetched_tokens
-        if result.first_finish != "stop" and session.accept([int(answer["first_token_id"])], 1):
+        if result.first_finish != "stop" and session.accept(
+            [int(answer["first_token_id"])], 1, _first_logprobs(answer)
+        ):
             result = replace(result, first_finish="stop-string")
         if result.first_finish is not None:
             session.end(result.first_finish)
@@ -169,7 +171,9 @@ class Upstream:
     @staticmethod
     def _sampling(session: Session, resumed_tokens: int) -> dict[str, Any]:
         """What is left to produce, counted from the prompt that the node gets: output up to there is part of it."""
-        return {**session.body.sampling, "max_tokens": max(1, session.max_tokens - resumed_tokens)}
+        left = max(1, session.max_tokens - resumed_tokens)
+        output_from = None if session.symbolic else len(session.ids)
+        return {**session.body.sampling, "max_tokens": left, "output_from": output_from}
 
     # ---- decode ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +195,7 @@ class Upstream:
         """One decode event; True when nothing more of the stream is wanted."""
         if event["type"] == "tokens":
             count = int(event["n"])
-            stopped = session.accept(event["ids"], count)
+            stopped = session.accept(event["ids"], count, event.get("logprobs"))
             self._feed(events.DecodeProgress(session.request_id, count))
             if stopped:
                 self._feed(events.AnswerEnded(session.request_id, session.output_tokens))
@@ -217,6 +221,11 @@ class Upstream:
             "generation": command.generation,
             "root_b64": b64encode(session.prompt.root).decode(),
         }
+
+
+def _first_logprobs(answer: dict[str, Any]) -> list[dict[str, Any]] | None:
+    first = answer.get("first_logprob")
+    return None if first is None else [first]
 
 
 def prefill_result(answer: dict[str, Any]) -> events.PrefillResult:

@@ -34,7 +34,11 @@ class EngineError(Exception):
 class Sampling:
     """How to choose tokens. `temperature` 0 is greedy. `max_tokens` counts the whole output of the request, the token
     sampled by the prefill node included. A token of `stop_token_ids` (or the model's end token, unless `ignore_eos`)
-    ends the request and is not sent."""
+    ends the request and is not sent.
+
+    `repetition_penalty` divides (multiplies, where negative) the logits of all tokens seen so far; `presence_penalty` and
+    `frequency_penalty` are subtracted from those of output tokens, once and for each occurrence. Output begins at
+    `output_from` (an index of the ids; None: after the prompt), so that an answer continued as a prompt goes on alike."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -45,6 +49,14 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    output_from: int | None = None
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 @dataclass(frozen=True, slots=True)

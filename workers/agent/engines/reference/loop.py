@@ -230,7 +230,7 @@ class EngineLoop:
             task.computed = end
             self._store(task)
         sampled = [
-            sample(row, task.sampling, task.request_id, len(task.ids))
+            sample(row, task.sampling, task.request_id, task.ids, task.prompt_tokens)
             for task, row in zip(finished, logits, strict=True)
         ]
         self._report("prefill", began, chunks_tokens=[(start, end) for _, start, end in chunks], requests=len(finished))
@@ -314,7 +314,7 @@ class EngineLoop:
         for task, row in zip(batch, logits, strict=True):
             task.computed = task.wanted = len(task.ids)
             self._store(task)
-            token, logprob = sample(row, task.sampling, task.request_id, len(task.ids))
+            token, logprob = sample(row, task.sampling, task.request_id, task.ids, task.prompt_tokens)
             if self._stops(task, token):
                 finished.append((task, "stop"))
                 continue

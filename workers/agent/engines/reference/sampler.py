@@ -1,4 +1,4 @@
-"""Token choice: greedy, or temperature with top-k, top-p and min-p.
+"""Token choice: penalties first, then greedy, or temperature with top-k, min-p and top-p.
 
 Random numbers depend on the request's seed and the token's position alone, so a request that continues on another node
 draws the same ones.
@@ -7,6 +7,7 @@ draws the same ones.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,32 @@ from workers.agent.engines.base import Sampling, TokenLogprob
 from workers.agent.engines.reference.weights import Floats
 
 
-def sample(logits: Floats, sampling: Sampling, request_id: str, position: int) -> tuple[int, TokenLogprob | None]:
-    """Choose the token at `position` (0 = first of the prompt) from its `[vocabulary]` logits."""
-    token = int(np.argmax(logits)) if sampling.temperature == 0 else _draw(logits, sampling, request_id, position)
+def sample(
+    logits: Floats, sampling: Sampling, request_id: str, ids: Sequence[int], prompt_tokens: int
+) -> tuple[int, TokenLogprob | None]:
+    """Choose the token after `ids` (of which `prompt_tokens` are the prompt) from its `[vocabulary]` logits. Log
+    probabilities are the model's own, before penalties and temperature."""
+    position = len(ids)
+    scores = _penalised(logits, sampling, ids, prompt_tokens) if sampling.penalises else logits
+    token = int(np.argmax(scores)) if sampling.temperature == 0 else _draw(scores, sampling, request_id, position)
     if sampling.logprobs is None:
         return token, None
     return token, _logprob(logits, token, sampling.logprobs)
+
+
+def _penalised(logits: Floats, sampling: Sampling, ids: Sequence[int], prompt_tokens: int) -> Floats:
+    scores = logits.copy()
+    history = np.asarray(ids, dtype=np.intp)
+    if sampling.repetition_penalty != 1.0:
+        seen = np.unique(history)
+        penalty = np.float32(sampling.repetition_penalty)
+        scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    output = history[prompt_tokens if sampling.output_from is None else sampling.output_from :]
+    seen, counts = np.unique(output, return_counts=True)
+    scores[seen] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * counts.astype(
+        np.float32
+    )
+    return scores
 
 
 def _draw(logits: Floats, sampling: Sampling, request_id: str, position: int) -> int:

@@ -54,6 +54,7 @@ class Task:
     emit: Callable[[Emission], None]
     enqueued_at: float
     prompt_blocks: int
+    prompt_tokens: int
     root: bytes = b""
     generated: int = 0
     tail_hash: bytes | None = None
@@ -98,6 +99,7 @@ def prefill_task(job: PrefillJob, emit: Callable[[Emission], None], now: float, 
         emit=emit,
         enqueued_at=now,
         prompt_blocks=job.prompt_tokens // block_tokens,
+        prompt_tokens=job.prompt_tokens,
         tail_hash=job.tail_hash,
     )
 
@@ -117,6 +119,7 @@ def decode_task(
         emit=emit,
         enqueued_at=now,
         prompt_blocks=job.prompt_tokens // block_tokens,
+        prompt_tokens=job.prompt_tokens,
         root=job.root,
         generated=job.generated,
     )
