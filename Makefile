@@ -6,7 +6,7 @@ RUN := $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fix smoke lock clean pictures openapi bench-index proof-inference
+.PHONY: help run test check fix smoke lock clean pictures openapi bench-index proof-eviction proof-directory proof-inference
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,12 @@ bench-index: $(VENV)/run-installed ## speed and memory of the KV directory (PEER
 
 proof-inference: $(VENV)/dev-installed ## branches inferred without signals against recorded sessions: DATA=FILE
 	@$(RUN) -m bench.inference $(DATA)
+
+proof-eviction: $(VENV)/run-installed ## reuse lost to eviction: counting branches beside LRU and TTL (SESSIONS=FILE for other recordings)
+	@$(RUN) -m bench.eviction $(if $(SESSIONS),--sessions $(SESSIONS)) $(if $(AT_ONCE),--at-once $(AT_ONCE))
+
+proof-directory: $(VENV)/run-installed ## a million random events end with every count right (EVENTS=N for another number)
+	@$(RUN) -m bench.directory $(if $(EVENTS),--events $(EVENTS))
 
 fix: $(VENV)/dev-installed ## format and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
