@@ -62,7 +62,7 @@ class TokenFair:
     Each flow has an account: the tokens it was served, divided by its weight. The flow whose account is lowest is next, so
     of two flows that both wait neither is ever ahead by more than one request of its own and one of the other's. A flow
     that has nothing waiting gathers no claim: when it waits again its account is at least that of the flow served last.
-    What it was served beyond that stays on its account.
+    What it was served beyond that stays on its account, until nobody waits any more: then all begin anew.
     """
 
     explanation = "its flow had the fewest tokens for its weight"
@@ -84,7 +84,10 @@ class TokenFair:
 
     def emptied(self, line: Line) -> None:
         self._lines.remove(line.key)
-        if self._accounts[line.key] <= self._level:
+        if not len(self._lines):
+            self._accounts.clear()
+            self._level = 0.0
+        elif self._accounts[line.key] <= self._level:
             del self._accounts[line.key]
 
     def next_line(self) -> Line:
@@ -100,6 +103,8 @@ class TokenFair:
 
     def settled(self, now: float, waiting: Waiting, tokens: int) -> None:
         """A flow that was charged too much gets it back while it waits, or while its account is above the level."""
+        if not len(self._lines):
+            return
         key = waiting.request.flow_id
         account = self._accounts.get(key, self._level) + tokens / _weight(waiting)
         if key in self._lines:
