@@ -142,7 +142,7 @@ def decision(nodes: int, branches: int, decisions: int = 2000) -> dict[str, Any]
         held = cluster.machine.held(prompt)
         matched = time.perf_counter_ns()
         query = PrefillQuery("r", prompt.tokens, held, BLOCK_TOKENS)
-        choice = router.choose_prefill(1.0, query, [loads.view(1.0, node) for node in facts])
+        choice = router.decide_prefill(1.0, query, facts, loads)
         ended = time.perf_counter_ns()
         assert choice.node is not None
         matching.append(matched - started)

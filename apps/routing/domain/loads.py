@@ -5,10 +5,13 @@ Two requests decided in the same instant therefore see each other. What a node r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from apps.planning.domain.cost_model import NetworkProfile
-from apps.routing.domain.ttft import prefill_s
+from apps.routing.domain.board import Board
+from apps.routing.domain.ttft import prefill_s, queue_s
 from apps.routing.domain.views import NodeFacts, NodeView, QueuedWork
 
 
@@ -23,6 +26,23 @@ class _NodeLoad:
     running: dict[str, int] = field(default_factory=dict)
     kv_tokens: int = 0
     link_free_at: float = 0.0
+    _prices: tuple[object, ...] | None = None
+    _priced: tuple[float, float] = (0.0, 0.0)
+
+    def priced(self, facts: NodeFacts) -> tuple[float, float]:
+        """(when the running prefill ends, seconds queued behind it), counted again only when something changed."""
+        prices = (facts.prefill, facts.prefill_chunk_tokens)
+        if self._prices != prices:
+            self._prices = prices
+            works = iter(self.prefills.values())
+            head = next(works, None)
+            head_until = -inf if head is None else self.head_since + prefill_s(facts, head)
+            self._priced = head_until, queue_s(facts, works)
+        return self._priced
+
+    def touched(self) -> None:
+        """The queue changed."""
+        self._prices = None
 
 
 class LoadBook:
@@ -33,6 +53,8 @@ class LoadBook:
         self._nodes: dict[str, _NodeLoad] = {}
         self._prefill_node: dict[str, str] = {}
         self._decode_node: dict[str, str] = {}
+        self._board = Board()
+        self._changed: set[str] = set()
 
     def placed_prefill(self, now: float, request_id: str, node: str, work: QueuedWork, fetch_tokens: int = 0) -> None:
         """The request joins the node's prefill queue; `fetch_tokens` will come over its link. Moves a placed request."""
@@ -41,6 +63,7 @@ class LoadBook:
         if not load.prefills:
             load.head_since = now
         load.prefills[request_id] = work
+        self._queue_changed(node, load)
         self._prefill_node[request_id] = node
         if fetch_tokens > 0:
             moved_bytes = fetch_tokens * self._network.kv_bytes_per_token
@@ -55,6 +78,7 @@ class LoadBook:
         work = load.prefills.pop(request_id)
         load.prefills = {request_id: work, **load.prefills}
         load.head_since = now
+        self._queue_changed(node, load)
 
     def finished_prefill(self, now: float, request_id: str) -> None:
         """The request left the node's prefill queue, computed or not."""
@@ -65,6 +89,7 @@ class LoadBook:
         if next(iter(load.prefills)) == request_id:
             load.head_since = now
         del load.prefills[request_id]
+        self._queue_changed(node, load)
 
     def announced_decode(self, request_id: str, node: str, kv_tokens: int) -> None:
         """The request will decode there and may grow to `kv_tokens`. Moves one that was placed elsewhere."""
@@ -98,6 +123,7 @@ class LoadBook:
             if self._decode_node.get(request_id) == node:
                 self._left_decode(request_id)
         del self._nodes[node]
+        self._changed.add(node)
         return affected
 
     def prefill_node(self, request_id: str) -> str | None:
@@ -112,17 +138,31 @@ class LoadBook:
         if load is None:
             return NodeView(facts)
         works = tuple(load.prefills.values())
-        remaining_s = max(0.0, load.head_since + prefill_s(facts, works[0]) - now) if works else 0.0
+        head_until, _ = load.priced(facts)
         return NodeView(
             facts=facts,
             queued=works[1:],
             running_prefill=1 if works else 0,
-            running_remaining_s=remaining_s,
+            running_remaining_s=max(0.0, head_until - now),
             running_decode=len(load.running),
             announced_decode=len(load.announced),
             kv_used_tokens=load.kv_tokens,
             fetch_queue_bytes=max(0.0, load.link_free_at - now) * self._network.peer_bandwidth_bytes_s,
         )
+
+    def wait_s(self, now: float, facts: NodeFacts) -> float:
+        """Seconds until a prefill placed on the node now would begin."""
+        load = self._nodes.get(facts.name)
+        if load is None:
+            return 0.0
+        head_until, queued_s = load.priced(facts)
+        return max(0.0, head_until - now) + queued_s
+
+    def board(self, facts: Sequence[NodeFacts]) -> Board:
+        """All these nodes as columns, with the loads of this moment."""
+        self._board.sync(facts, self._nodes, self._changed)
+        self._changed.clear()
+        return self._board
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` when the two ways of counting disagree."""
@@ -133,6 +173,10 @@ class LoadBook:
         for name, load in self._nodes.items():
             expected = sum(load.announced.values()) + sum(load.running.values())
             assert load.kv_tokens == expected, f"{name}: kv tokens {load.kv_tokens}, counted {expected}"
+
+    def _queue_changed(self, node: str, load: _NodeLoad) -> None:
+        load.touched()
+        self._changed.add(node)
 
     def _load(self, node: str) -> _NodeLoad:
         load = self._nodes.get(node)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from apps.routing.domain.views import CandidateTerms, DecodeQuery, DecodeTerms, NodeView, PrefillQuery, RoutingPolicy
+import numpy as np
+
+from apps.routing.domain.board import Predictions
+from apps.routing.domain.views import (
+    CandidateTerms,
+    DecodeQuery,
+    DecodeTerms,
+    NodeFacts,
+    NodeView,
+    PrefillQuery,
+    RoutingPolicy,
+)
 
 
 class PrefillCandidate(NamedTuple):
@@ -33,9 +44,9 @@ class Rotation:
         self._turn = 0
         self._last: dict[str, int] = {}
 
-    def key(self, view: NodeView) -> tuple[int, int]:
+    def key(self, facts: NodeFacts) -> tuple[int, int]:
         """Sorts the node that waited longest for its turn first, then by node order."""
-        return (self._last.get(view.name, 0), view.facts.order)
+        return (self._last.get(facts.name, 0), facts.order)
 
     def used(self, node: str) -> None:
         self._turn += 1
@@ -53,12 +64,12 @@ class PlacementPolicy(Protocol):
 
 
 def fewest_decoding(candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
-    best = min(candidates, key=lambda c: (c.view.decode_requests, *turns.key(c.view)))
+    best = min(candidates, key=lambda c: (c.view.decode_requests, *turns.key(c.view.facts)))
     return Pick(best.view.name, "least-loaded", f"fewest decoding requests ({best.view.decode_requests})")
 
 
 def fewest_prefilling(candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
-    best = min(candidates, key=lambda c: (c.view.prefill_requests, *turns.key(c.view)))
+    best = min(candidates, key=lambda c: (c.view.prefill_requests, *turns.key(c.view.facts)))
     return Pick(best.view.name, "least-loaded", f"fewest requests placed ({best.view.prefill_requests})")
 
 
@@ -71,21 +82,37 @@ class LeastTtft:
         self._settings = settings
 
     def pick_prefill(self, query: PrefillQuery, candidates: Sequence[PrefillCandidate], turns: Rotation) -> Pick:
-        least_s = min(c.terms.total_s for c in candidates)
-        limit_s = least_s * (1.0 + self._settings.tie_margin_ratio)
+        limit_s = self._limit_s(min(c.terms.total_s for c in candidates))
         tied = [c for c in candidates if c.terms.total_s <= limit_s]
-        best = min(tied, key=lambda c: (c.view.prefill_requests, *turns.key(c.view)))
-        text = _explain(best.terms)
-        if len(tied) > 1:
-            return Pick(best.view.name, "least-ttft-tied", f"{text}; {len(tied)} nodes are equal, its turn")
+        best = min(tied, key=lambda c: (c.view.prefill_requests, *turns.key(c.view.facts)))
         others = [c.terms for c in candidates if c is not best]
-        if others:
-            second = min(others, key=lambda terms: terms.total_s)
+        return self._say(best.terms, len(tied), min(others, key=lambda terms: terms.total_s, default=None))
+
+    def pick_from_table(self, table: Predictions, turns: Rotation) -> Pick:
+        """As `pick_prefill`, from columns; at least one node is eligible."""
+        total_s = np.where(table.eligible, table.total_s, np.inf)
+        tied = np.flatnonzero(total_s <= self._limit_s(float(total_s.min())))
+        requests = table.requests[tied]
+        fewest = tied[requests == requests.min()]
+        best = int(min(fewest, key=lambda row: turns.key(table.facts(row))))
+        total_s[best] = np.inf
+        second = int(total_s.argmin())
+        return self._say(table[best], len(tied), table[second] if total_s[second] < np.inf else None)
+
+    def _limit_s(self, least_s: float) -> float:
+        return least_s * (1.0 + self._settings.tie_margin_ratio)
+
+    @staticmethod
+    def _say(best: CandidateTerms, tied: int, second: CandidateTerms | None) -> Pick:
+        text = _explain(best)
+        if tied > 1:
+            return Pick(best.node, "least-ttft-tied", f"{text}; {tied} nodes are equal, its turn")
+        if second is not None:
             text += f"; next {second.node} {second.total_s:.3f} s"
-        return Pick(best.view.name, "least-ttft", text)
+        return Pick(best.node, "least-ttft", text)
 
     def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
-        best = min(candidates, key=lambda c: (c.terms.iteration_s, c.terms.batch, *turns.key(c.view)))
+        best = min(candidates, key=lambda c: (c.terms.iteration_s, c.terms.batch, *turns.key(c.view.facts)))
         limit_s = best.terms.iteration_s * (1.0 + self._settings.home_margin_ratio)
         home = next((c for c in candidates if c.terms.home), None)
         if home is not None and home.terms.iteration_s <= limit_s:
@@ -109,7 +136,7 @@ class RoundRobin:
         return self._next([c.view for c in candidates], turns)
 
     def _next(self, views: list[NodeView], turns: Rotation) -> Pick:
-        return Pick(min(views, key=turns.key).name, "round-robin", "next node in turn")
+        return Pick(min(views, key=lambda view: turns.key(view.facts)).name, "round-robin", "next node in turn")
 
 
 class LeastLoaded:
@@ -137,7 +164,7 @@ class CacheAware(LeastLoaded):
         if spread > settings.balance_abs_requests and max(loads) > settings.balance_rel_ratio * min(loads):
             node, _, _ = fewest_prefilling(candidates, turns)
             return Pick(node, "load-balance", f"loads differ by {spread} requests, so the fewest wins")
-        best = min(candidates, key=lambda c: (-c.terms.cached_tokens, *turns.key(c.view)))
+        best = min(candidates, key=lambda c: (-c.terms.cached_tokens, *turns.key(c.view.facts)))
         ratio = best.terms.cached_tokens / query.prompt_tokens
         if ratio > settings.cache_threshold_ratio:
             return Pick(best.view.name, "cache-hit", f"holds {ratio:.0%} of the prompt")
@@ -174,11 +201,11 @@ class DynamoKv:
             prefill_blocks = (new_tokens + queued_tokens) / query.block_tokens
             return self._settings.overlap_weight * prefill_blocks + candidate.view.kv_used_tokens / query.block_tokens
 
-        best = min(candidates, key=lambda c: (cost(c), *turns.key(c.view)))
+        best = min(candidates, key=lambda c: (cost(c), *turns.key(c.view.facts)))
         return Pick(best.view.name, "least-cost", f"least KV cost ({cost(best):.1f} blocks)")
 
     def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
-        best = min(candidates, key=lambda c: (c.view.kv_used_tokens, *turns.key(c.view)))
+        best = min(candidates, key=lambda c: (c.view.kv_used_tokens, *turns.key(c.view.facts)))
         return Pick(best.view.name, "least-cost", f"fewest active KV tokens ({best.view.kv_used_tokens})")
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from apps.planning.domain.cost_model import decode_iteration_s
-from apps.routing.domain.policies import DecodeCandidate, PrefillCandidate, Rotation, make_policy
+from apps.routing.domain.loads import LoadBook
+from apps.routing.domain.policies import DecodeCandidate, LeastTtft, Pick, PrefillCandidate, Rotation, make_policy
 from apps.routing.domain.ttft import best_sources, predict
 from apps.routing.domain.views import (
     CandidateTerms,
@@ -19,7 +20,11 @@ from apps.routing.domain.views import (
     PrefillChoice,
     PrefillQuery,
     RoutingPolicy,
+    why_not_eligible,
 )
+
+COLUMNS_FROM_NODES = 24
+"""From so many nodes on, columns are faster than rows."""
 
 
 class Router:
@@ -37,12 +42,26 @@ class Router:
         """Route by `policy` from the next choice on."""
         self.settings = policy
         self._policy = make_policy(policy)
-        self._decode_policy = self._policy if policy.decode is None else make_policy(replace(policy, name=policy.decode))
+        self._decode_policy = (
+            self._policy if policy.decode is None else make_policy(replace(policy, name=policy.decode))
+        )
+
+    def decide_prefill(
+        self, now: float, query: PrefillQuery, facts: Sequence[NodeFacts], loads: LoadBook
+    ) -> PrefillChoice:
+        """As `choose_prefill` on the nodes' views; of many nodes at once where the policy compares predicted TTFTs. The
+        same `NodeFacts` objects in `facts` as the last time cost nothing."""
+        if len(facts) < COLUMNS_FROM_NODES or not isinstance(self._policy, LeastTtft):
+            return self.choose_prefill(now, query, [loads.view(now, entry) for entry in facts])
+        table = loads.board(facts).predict(now, query, self.settings.network, self._may_fetch)
+        if not table.eligible.any():
+            return PrefillChoice(None, None, table, None, "no-node", _nobody("prefill", tuple(table)))
+        pick = self._policy.pick_from_table(table, self._prefill_turns)
+        return self._chosen(query, pick, table, table.of(pick.node))
 
     def choose_prefill(self, now: float, query: PrefillQuery, views: Sequence[NodeView]) -> PrefillChoice:
         """The node that should compute the prompt, or None when no node is eligible."""
         sources = best_sources(query.matches, views)
-        may_fetch = self._policy.fetches if self.settings.fetch is None else self.settings.fetch
         rows: list[CandidateTerms] = []
         candidates: list[PrefillCandidate] = []
         for view in views:
@@ -50,16 +69,26 @@ class Router:
             if why_not is not None:
                 rows.append(CandidateTerms(view.name, why_not=why_not))
                 continue
-            terms = predict(query, view, sources, self.settings.network, may_fetch)
+            terms = predict(query, view, sources, self.settings.network, self._may_fetch)
             rows.append(terms)
             candidates.append(PrefillCandidate(view, terms))
         if not candidates:
             return PrefillChoice(None, None, tuple(rows), None, "no-node", _nobody("prefill", rows))
-        node, code, text = self._policy.pick_prefill(query, candidates, self._prefill_turns)
-        self._prefill_turns.used(node)
-        chosen = next(c.terms for c in candidates if c.view.name == node)
+        pick = self._policy.pick_prefill(query, candidates, self._prefill_turns)
+        chosen = next(c.terms for c in candidates if c.view.name == pick.node)
+        return self._chosen(query, pick, tuple(rows), chosen)
+
+    def _chosen(
+        self, query: PrefillQuery, pick: Pick, rows: Sequence[CandidateTerms], chosen: CandidateTerms | None
+    ) -> PrefillChoice:
+        assert chosen is not None
+        self._prefill_turns.used(pick.node)
         predicted_s = query.waited_s + chosen.total_s
-        return PrefillChoice(node, predicted_s, tuple(rows), chosen.fetch, code, f"{node}: {text}")
+        return PrefillChoice(pick.node, predicted_s, rows, chosen.fetch, pick.code, f"{pick.node}: {pick.text}", chosen)
+
+    @property
+    def _may_fetch(self) -> bool:
+        return self._policy.fetches if self.settings.fetch is None else self.settings.fetch
 
     def choose_decode(self, now: float, query: DecodeQuery, views: Sequence[NodeView]) -> DecodeChoice:
         """The node that should decode, or None when no eligible node has room for it now."""
@@ -76,17 +105,6 @@ class Router:
         node, code, text = self._decode_policy.pick_decode(query, candidates, self._decode_turns)
         self._decode_turns.used(node)
         return DecodeChoice(node, tuple(rows), code, f"{node}: {text}")
-
-
-def why_not_eligible(facts: NodeFacts, stage: Phase) -> str | None:
-    """A code for why a node gets nothing new of this stage, or None when it may: `phase-...`, `unhealthy`, a state."""
-    if facts.state == "down" or not facts.healthy:
-        return "down" if facts.state == "down" else "unhealthy"
-    if facts.state != "ready":
-        return facts.state
-    if facts.phase not in (stage, "mixed"):
-        return f"phase-{facts.phase}"
-    return None
 
 
 def _decode_terms(query: DecodeQuery, view: NodeView) -> DecodeTerms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -142,21 +142,26 @@ class CandidateTerms:
     why_not: str | None = None
 
 
+class Blindness(NamedTuple):
+    """Something that the router's view lacks: a code a program matches, and what it means in words."""
+
+    code: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """`node` None: no node can take it (`reason_code` `no-node`). `predicted_ttft_s` counts the time already waited."""
+    """`node` None: no node can take it (`reason_code` `no-node`). `predicted_ttft_s` counts the time already waited.
+    `terms` has a row for every node, `chosen` is the chosen one's. `blind` says what the choice was made without."""
 
     node: str | None
     predicted_ttft_s: float | None
-    terms: tuple[CandidateTerms, ...]
+    terms: Sequence[CandidateTerms]
     fetch: FetchPlan | None
     reason_code: str
     reason: str
-
-    @property
-    def chosen(self) -> CandidateTerms | None:
-        """The chosen node's row."""
-        return next((row for row in self.terms if row.node == self.node), None)
+    chosen: CandidateTerms | None = None
+    blind: tuple[Blindness, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +210,14 @@ class RoutingPolicy:
         for field, name in (("routing.policy", self.name), ("routing.decode", self.decode or self.name)):
             if name not in POLICIES:
                 raise ValueError(f"{field}: expected one of {', '.join(POLICIES)}, got {name!r}")
+
+
+def why_not_eligible(facts: NodeFacts, stage: Phase) -> str | None:
+    """A code for why a node gets nothing new of this stage, or None when it may: `phase-...`, `unhealthy`, a state."""
+    if facts.state == "down" or not facts.healthy:
+        return "down" if facts.state == "down" else "unhealthy"
+    if facts.state != "ready":
+        return facts.state
+    if facts.phase not in (stage, "mixed"):
+        return f"phase-{facts.phase}"
+    return None
