@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tests.agent.reference_support import greedy
 from tests.gateway.world import AGENT_TOKEN, KEY, NOBODY_REDIS, document, node, running_gateway
 from workers.gateway.gateway import Gateway, Serving
 from workers.gateway.text import GgufCodec
-from workers.yard.requests import RequestState
+from workers.yard.requests import RequestState, Stage
 
 ROOT = Path(__file__).parents[2]
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -102,6 +103,12 @@ class Answer:
     error: dict[str, Any] | None = None
     done: bool = False
     events: list[dict[str, Any]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def longest_silence_s(self) -> float:
+        """The longest time between two events of the stream."""
+        return max((later - earlier for earlier, later in itertools.pairwise(self.times)), default=0.0)
 
 
 class Cluster:
@@ -200,6 +207,17 @@ class Cluster:
     def pool_file(self, status: dict[str, Any]) -> Path:
         return Path("/dev/shm") / status["pool"]["name"]
 
+    @contextlib.contextmanager
+    def by_tcp(self, name: str) -> Iterator[None]:
+        """Peers cannot map the node's pool meanwhile, as if it ran on another host: they read it by its HTTP API."""
+        kept = json.loads((self.folder / name / "nodes" / name / "pool.json").read_text())["name"]
+        file, aside = Path("/dev/shm") / kept, Path("/dev/shm") / f"aside-{kept}"
+        file.rename(aside)
+        try:
+            yield
+        finally:
+            aside.rename(file)
+
     # ---- the gateway ------------------------------------------------------------------------------------------
 
     @property
@@ -283,6 +301,29 @@ class Cluster:
         assert len(values) >= 2 * sum(one.alive for one in self.nodes.values())
         return sum(values)
 
+    async def decoding(self, request_id: str, tokens: int) -> str:
+        """Waits until the request decodes and has sent `tokens`; answers its decode node."""
+
+        def far() -> bool:
+            state = self.state(request_id)
+            return state is not None and state.stage is Stage.DECODING and state.sent_tokens >= tokens
+
+        await until(far)
+        state = self.state(request_id)
+        assert state is not None and state.decode_node is not None
+        return state.decode_node
+
+    @property
+    def recoveries(self) -> int:
+        """Broken attempts so far that were followed by another."""
+        return sum(self.serving.yard.outcomes.recoveries.values())
+
+    def assert_whole(self, answer: Answer, ids: array[int], tokens: int) -> None:
+        """Exactly the model's own answer, once: nothing doubled, nothing missing."""
+        assert (answer.status, answer.error, answer.done, answer.finish) == (200, None, True, "length")
+        assert answer.output_tokens == tokens
+        assert answer.text == self.expected(ids, tokens)
+
 
 def _whole(answer: Answer, document: dict[str, Any]) -> Answer:
     answer.error = document.get("error")
@@ -302,6 +343,7 @@ def _take_line(answer: Answer, raw: bytes) -> None:
         return
     event = json.loads(line[6:])
     answer.events.append(event)
+    answer.times.append(time.monotonic())
     answer.error = event.get("error") or answer.error
     if event.get("usage"):
         answer.output_tokens = event["usage"]["completion_tokens"]
