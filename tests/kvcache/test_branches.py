@@ -233,6 +233,29 @@ def test_a_node_switched_from_prefill_to_decode_keeps_its_counts():
     assert w.counts("p1", [1, 2]) == [1, 1]
 
 
+def test_a_switch_that_the_stream_lost_is_known_from_a_status():
+    w = World()
+    w.turn([1, 2], branch_id="b")
+    assert w.send(ev.NodePhaseChanged("d1", "decode", None, 3)) == []
+    assert w.send(ev.NodePhaseChanged("d1", "decode", None, 4)) == []  # draining
+    assert w.send(ev.NodePhaseChanged("d1", "mixed", None, 4)) == []
+    assert w.send(ev.NodePhaseChanged("d1", "prefill", None, 4)) == [ev.RefsReset("d1", "switched-to-prefill")]
+    assert w.counts("d1", [1, 2]) == [0, 0]
+    assert w.send(ev.NodePhaseChanged("d1", "prefill", w.next_seq("d1"), 4)) == []
+
+
+def test_a_late_status_does_not_undo_a_switch():
+    w = World()
+    w.send(ev.NodePhaseChanged("d1", "decode", w.next_seq("d1"), 1))
+    assert w.send(ev.NodePhaseChanged("d1", "prefill", w.next_seq("d1"), 2)) != []
+    for generation in (1, 2):
+        w.send(ev.NodePhaseChanged("d1", "decode", None, generation))
+    w.turn([1, 2], prefill="d1", branch_id="b")
+    assert w.send(ev.NodePhaseChanged("d1", "prefill", None, 2)) == [] and w.counts("d1", [1, 2]) == [1, 1]
+    w.send(ev.NodePhaseChanged("d1", "decode", None, 3))
+    assert w.send(ev.NodePhaseChanged("d1", "prefill", None, 4)) == [ev.RefsReset("d1", "switched-to-prefill")]
+
+
 def test_a_lost_node_is_nobodys_home():
     w = world()
     w.turn([1, 2], branch_id="b")

@@ -128,7 +128,7 @@ class Fleet:
                 yield kv_events.NodeCleared(name, seq)
             elif kind == "phase":
                 self._phase_event(node, event)
-                yield kv_events.NodePhaseChanged(name, event["phase"], seq)
+                yield kv_events.NodePhaseChanged(name, event["phase"], seq, event["generation"])
             elif kind == "gap":
                 yield FetchSnapshot(name)
             else:

@@ -128,6 +128,8 @@ class Yard:
                 self._life.node_restarted(node)
             self._m.tell_kv(now, kv_events.NodeLost(node.name))
             self._m.out.append(commands.FetchSnapshot(node.name))
+        phase = kv_events.NodePhaseChanged(node.name, event.status.phase, None, event.status.generation)
+        self._m.tell_kv(now, phase)
         for report in self.fleet.reports(now, node, event.status):
             self._m.tell_flow(now, report)
         self._life.drop_orphans(node)

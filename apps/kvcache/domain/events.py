@@ -149,9 +149,13 @@ class NodeCleared:
 
 @dataclass(frozen=True, slots=True)
 class NodePhaseChanged:
+    """The node's phase, from its event stream or (`seq` None) from a status, which may be repeated or late: with a
+    `generation` (a switch raises it), what is older than what is known has no effect."""
+
     node: str
     phase: str
     seq: int | None = None
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from apps.kvcache.domain.ledger import (
 )
 from apps.kvcache.domain.reuse import Dimension, ReuseAccounts, judge
 from apps.kvcache.domain.segments import Segment
-from apps.kvcache.domain.streams import NodeStream
+from apps.kvcache.domain.streams import KnownPhase, NodeStream
 
 StreamEvent: TypeAlias = ev.BlocksStored | ev.BlocksRemoved | ev.NodeCleared | ev.NodePhaseChanged | ev.NodeSequence
 
@@ -50,7 +50,7 @@ class KvMachine:
         self._reuse = ReuseAccounts()
         self._streams: dict[str, NodeStream[StreamEvent]] = {}
         self._unsettled: set[str] = set()  # nodes of which a snapshot is awaited
-        self._phases: dict[str, str] = {}  # each node's last phase that was not `mixed`
+        self._phases: dict[str, KnownPhase] = {}
         self._handlers: dict[type, Callable[[float, Any, list[Any]], None]] = {
             ev.RequestSeen: self._request_seen,
             ev.BranchEnded: self._branch_ended,
@@ -378,11 +378,12 @@ class KvMachine:
 
     def _phase_changed(self, event: ev.NodePhaseChanged, out: list[Any]) -> None:
         """From decode to prefill a node frees its memory first, so nothing counts on it; the other way counts stay."""
-        if event.phase == "mixed":
+        known = self._phases.get(event.node, KnownPhase())
+        phase = known.next(event)
+        if phase is None:
             return
-        before = self._phases.get(event.node)
-        self._phases[event.node] = event.phase
-        if before == "decode" and event.phase == "prefill":
+        self._phases[event.node] = phase
+        if known.phase == "decode" and phase.phase == "prefill":
             self._leave_home(event.node)
             out.append(ev.RefsReset(event.node, "switched-to-prefill"))
 

@@ -1,8 +1,12 @@
-"""A node's numbered event stream put in order: older numbers are dropped, early ones wait, a missing one is noticed."""
+"""What a node reports put in order: of its numbered events older ones are dropped, early ones wait, and a missing one is
+noticed; of its phase, which statuses tell too, late news are."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from apps.kvcache.domain.events import NodePhaseChanged
 
 E = TypeVar("E")
 
@@ -51,3 +55,22 @@ class NodeStream(Generic[E]):
         self.last, self.asked_at_s, self.distrusted = seq, None, None
         self._waiting = {number: event for number, event in self._waiting.items() if number > seq}
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPhase:
+    """A node's last phase that was not `mixed` (empty: none yet). `left`: the phase it had before in this generation: it
+    does not go back to that one without a new generation, so a status that says so is late."""
+
+    phase: str = ""
+    left: str = ""
+    generation: int = 0
+
+    def next(self, event: NodePhaseChanged) -> KnownPhase | None:
+        """What is known after `event`, or None when it says nothing new."""
+        generation = self.generation if event.generation is None else event.generation
+        late = event.seq is None and event.generation == self.generation and event.phase == self.left
+        if event.phase == "mixed" or generation < self.generation or late:
+            return None
+        left = self.left if generation == self.generation else ""
+        return KnownPhase(event.phase, left if event.phase == self.phase else self.phase, generation)
