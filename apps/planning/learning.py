@@ -183,6 +183,7 @@ def _learn(
         },
         residuals={"prefill": _residual_rows(prefill), "decode": _residual_rows(decode)},
         drift=asdict(Drift(seen_until=max(window.t0 for window in windows))),
+        created_at=datetime.fromtimestamp(now, UTC),
     )
     orders.tell(partition.name, "fit", hardware_class=hardware_class, state=state.value, warnings=warnings)
     return fit
@@ -300,7 +301,7 @@ def _within(fit: FittedModel, window: fitting.FitWindow) -> bool:
 
 
 def _outgrown(partition: Partition, fit: FittedModel, nodes: Sequence[Node], now: float) -> str | None:
-    windows = fit_windows(partition, nodes, max(now - WIDER_S, fit.created_at.timestamp() - FIT_HISTORY_S))
+    windows = fit_windows(partition, nodes, now - WIDER_S)
     highest = sorted((max((batch for batch, _ in window.batch_counts), default=0) for window in windows), reverse=True)
     beyond = [batch for batch in highest if batch > WIDER_FACTOR * fit.batch_high]
     if len(beyond) < WIDER_ROWS:

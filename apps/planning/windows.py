@@ -52,20 +52,20 @@ def tick(partition: Partition, now: float, live: Mapping[str, Any] | None = None
         state = planner_state(partition, now, live)
         since = loop.measured_since(now, memory, state)
         memory, outcomes = loop.tick(now, memory, state, measured(partition, since, now))
-        said = warmups.step(partition, now, state, memory.slices) or "nothing to decide"
+        said = [warmups.step(partition, now, state, memory.slices)]
         for outcome in outcomes:
             match outcome:
                 case loop.SliceClosed(view):
                     store_slice(partition, view)
                 case loop.Decided():
                     decision = deciding.store(partition, state, outcome)
-                    said = f"{decision.verdict} ({decision.rule}): {decision.action}"
+                    said.append(f"{decision.verdict} ({decision.rule}): {decision.action}")
                 case loop.UndoSwitch(reason):
                     order = deciding.undo_last_switch(partition, state, reason)
-                    said = f"order {order.pk} undoes a switch" if order else said
+                    said.append(f"order {order.pk} undoes a switch" if order else None)
         if any(isinstance(outcome, loop.SliceClosed) for outcome in outcomes):
             deciding.spoil_stale_proposal(partition)
-        return said
+        return "; ".join(filter(None, said)) or "nothing to decide"
 
 
 # -- what is remembered ----------------------------------------------------------------------------------------------
