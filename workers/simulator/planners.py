@@ -1,0 +1,318 @@
+"""Who decides about the split of a simulated partition, and how its orders reach the nodes.
+
+`OwnPlanner` is ours: the gateway's load records become slices, `apps.planning.domain` decides at each window's end, and its
+phase machine carries the order out, exactly as the planner process does with rows instead of memory. `BaselineDriver` runs a
+published planner of `apps.planning.domain.baselines`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from apps.planning.domain import phase_machine as orders
+from apps.planning.domain import watch
+from apps.planning.domain.baselines import BaselinePlanner, Demand, NodeReport
+from apps.planning.domain.capacity import NodeCapacity
+from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients
+from apps.planning.domain.plan_types import Decision, LastSwitch, PlannerNode, PlannerPolicy, PlannerState, SliceView
+from apps.planning.domain.planner import evaluate
+from apps.planning.domain.slices import LoadPiece, close_slice
+from workers.agent.phase import PhaseName
+from workers.simulator.clock import TIMEOUT
+from workers.simulator.partition import Partition
+
+LAG_S = 4.0
+WATCH_EVERY_S = 10.0
+
+
+@dataclass
+class OrderDriver:
+    """Carries switch orders out, one at a time: commands of the phase machine become the partition's configuration, pushes
+    and polls. `finished` remembers every switch: (when it was over, mean seconds a node took, nodes gained by prefill)."""
+
+    partition: Partition
+    drain_deadline_s: float = 60.0
+    cooldown_s: float = 120.0
+    machine: orders.PhaseMachine | None = None
+    finished: list[tuple[float, float, int]] = field(default_factory=list)
+    down: bool = False
+    _generation: int = 0
+
+    @property
+    def running(self) -> bool:
+        return self.machine is not None and self.machine.plan.state in orders.ACTIVE
+
+    @property
+    def cooling(self) -> bool:
+        return self.machine is not None and self.machine.plan.state == "cooling"
+
+    def order(self, now: float, moves: list[tuple[str, str]]) -> None:
+        """Begin to change these nodes, `(node, phase)`."""
+        config = self.partition.config
+        plans = [orders.MovePlan(node, config.nodes[node].phase, phase) for node, phase in moves]
+        facts = {
+            name: orders.NodeFacts(node.phase, node.generation, self.partition.nodes[name].alive)
+            for name, node in config.nodes.items()
+        }
+        plan = orders.OrderPlan("ordered", plans, self.drain_deadline_s, self.cooldown_s, now)
+        self.machine = orders.PhaseMachine(plan, facts)
+        self._handle(now, orders.Tick())
+        self._arm(now)
+
+    def roll_back(self, now: float, reason: str) -> None:
+        """Undo the order that runs, or the last one that finished."""
+        machine = self.machine
+        if machine is None:
+            return
+        if machine.plan.state in orders.ACTIVE:
+            self._handle(now, orders.RollBackAsked(reason))
+            return
+        moves = [(move.node, move.from_phase) for move in machine.plan.moves if move.state == "switched"]
+        if moves:
+            self.order(now, moves)
+
+    def _arm(self, now: float) -> None:
+        assert self.machine is not None
+        deadline = self.machine.next_deadline()
+        if deadline is not None:
+            self.partition.clock.at(max(deadline, now + orders.POLL_EVERY_S), TIMEOUT, self._tick, self.machine)
+
+    def _tick(self, now: float, machine: orders.PhaseMachine) -> None:
+        if machine is not self.machine:
+            return
+        if not self.down:
+            self._handle(now, orders.Tick())
+        if machine is self.machine:
+            self._arm(now)
+
+    def _handle(self, now: float, event: orders.Event) -> None:
+        machine = self.machine
+        assert machine is not None
+        before = machine.plan.state
+        for command in machine.handle(now, event):
+            self._carry_out(now, command)
+        after = machine.plan.state
+        if before in orders.ACTIVE and after not in orders.ACTIVE:
+            self._over(now, machine)
+
+    def _over(self, now: float, machine: orders.PhaseMachine) -> None:
+        moved = [m for m in machine.plan.moves if m.state == "switched" and m.began_at is not None]
+        taken = [(m.finished_at or now) - (m.began_at or now) for m in moved]
+        delta = sum((m.to_phase == "prefill") - (m.from_phase == "prefill") for m in moved)
+        if moved:
+            mean_s = sum(taken) / len(taken)
+            self.finished.append((now, mean_s, delta))
+            self.partition.recorder.switch_s += [(now, seconds) for seconds in taken]
+        split = self.partition.yard.fleet.nodes.split()
+        self.partition.recorder.splits.append((now, split["prefill"], split["decode"]))
+
+    def _carry_out(self, now: float, command: orders.Command) -> None:
+        partition = self.partition
+        match command:
+            case orders.TakeNode(node, phase, generation):
+                partition.set_node(now, node, _phase(phase), generation, True)
+            case orders.ReleaseNode(node):
+                partition.set_node(now, node, None, None, False)
+            case orders.Publish():
+                partition.configure(now, partition.config)
+            case orders.PushPhase(node, phase, generation, deadline_s):
+                code = partition.nodes[node].order_phase(now, _phase(phase), generation, deadline_s)
+                if code == "unreachable":
+                    self._answer(now, orders.AgentUnreachable(node, "connection refused"))
+                else:
+                    self._answer(now, orders.PushAnswered(node, generation, code))
+            case orders.PollStatus(node):
+                machine = partition.nodes[node]
+                if machine.alive:
+                    status = machine.status()
+                    self._answer(
+                        now,
+                        orders.StatusReported(node, status.phase, status.target_phase, status.state, status.generation),
+                    )
+
+    def _answer(self, now: float, event: orders.Event) -> None:
+        """An agent's answer comes after what is being carried out."""
+        machine = self.machine
+
+        def arrive(at: float, _: Any) -> None:
+            if machine is self.machine:
+                self._handle(at, event)
+
+        self.partition.clock.at(now + self.partition.signals.delay_s, TIMEOUT, arrive)
+
+
+def _phase(name: str) -> PhaseName:
+    assert name in ("prefill", "decode", "mixed")
+    return name  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """What the planner takes a node's coefficients to be."""
+
+    prefill: PrefillCoefficients
+    decode: DecodeCoefficients
+
+
+@dataclass
+class OwnPlanner:
+    """Our planner. `policy` as people set it; `guards` False leaves the published planner's rules only."""
+
+    partition: Partition
+    policy: PlannerPolicy
+    driver: OrderDriver
+    slices_per_window: int = 10
+    switch_s: float = 0.0
+    watch: bool = True
+    pieces: list[LoadPiece] = field(default_factory=list)
+    slices: list[SliceView] = field(default_factory=list)
+    decisions: list[tuple[float, Decision]] = field(default_factory=list)
+    rollbacks: list[tuple[float, str]] = field(default_factory=list)
+    last: LastSwitch | None = None
+    down: bool = False
+    _undoing: bool = False
+    _not_watched_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.slice_s = self.policy.window_s / self.slices_per_window
+        self.partition.on_record.append(self._record)
+        self.partition.clock.at(self.slice_s + LAG_S, TIMEOUT, self._slice)
+        if self.watch:
+            self.partition.clock.at(WATCH_EVERY_S, TIMEOUT, self._watch)
+
+    def _record(self, now: float, record: dict[str, Any]) -> None:
+        if record["kind"] == "load":
+            self.pieces.append(
+                LoadPiece(
+                    t0=record["t0"],
+                    t1=record["t1"],
+                    prefilled=record["prefilled"],
+                    t_uc=record["t_uc"],
+                    pairs=record["pairs"],
+                    t_rst=record["t_rst"],
+                    prefill_iterations=record["prefill_iterations"],
+                    finished=record["finished"],
+                    t_out=record["t_out"],
+                    decode_iterations_of_finished=record["decode_iterations_of_finished"],
+                    in_flight_s=record["in_flight_s"],
+                    prefill_utilisation=record["prefill_utilisation"],
+                    decode_utilisation=record["decode_utilisation"],
+                    prefill_waits_s=tuple(record["prefill_waits_s"]),
+                    stale_ratio=record["stale_reports_ratio"],
+                )
+            )
+
+    def _slice(self, now: float, _: Any) -> None:
+        """A slice has ended; so has, perhaps, its window."""
+        self.partition.clock.at(now + self.slice_s, TIMEOUT, self._slice)
+        end = (now - LAG_S + 1e-6) // self.slice_s * self.slice_s
+        start = end - self.slice_s
+        inside = [piece for piece in self.pieces if start <= (piece.t0 + piece.t1) / 2 < end]
+        self.slices.append(close_slice(start, end, inside))
+        self.pieces = [piece for piece in self.pieces if piece.t1 > now - 2 * self.slice_s]
+        if len(self.slices) % self.slices_per_window == 0 and not self.down:
+            self._decide(now)
+            self.slices = self.slices[-self.slices_per_window :]
+
+    def _decide(self, now: float) -> None:
+        self._note_last()
+        decision = evaluate(self.state(now), self.slices[-self.slices_per_window :])
+        self.decisions.append((now, decision))
+        if decision.verdict == "switch" and decision.chosen is not None:
+            self.driver.order(now, [(move.node, move.to_phase) for move in decision.chosen.moves])
+
+    def _note_last(self) -> None:
+        if not self.driver.finished:
+            return
+        at, _, delta = self.driver.finished[-1]
+        if self.last is None or at > self.last.finished_at:
+            self.last = LastSwitch(at, delta)
+            if self._undoing:
+                self._undoing, self._not_watched_at = False, at
+
+    def state(self, now: float) -> PlannerState:
+        """As the planner process builds it from rows."""
+        partition = self.partition
+        nodes = []
+        for known in partition.yard.fleet.nodes:
+            config, status = known.config, known.status
+            nodes.append(
+                PlannerNode(
+                    name=config.name,
+                    order=config.order,
+                    phase=config.phase,
+                    capacity=NodeCapacity(config.prefill, config.decode, float(config.decode_limit)),
+                    available=known.health != "down",
+                    draining=config.draining,
+                    running=status.running_prefill + status.running_decode if status else 0,
+                    referenced_blocks=status.pool_referenced_blocks if status else 0,
+                    switch_s=self.switch_s,
+                )
+            )
+        return PlannerState(now, tuple(nodes), self.policy, self.last, self.driver.running)
+
+    def _watch(self, now: float, _: Any) -> None:
+        """Undo a switch that made people wait."""
+        self.partition.clock.at(now + WATCH_EVERY_S, TIMEOUT, self._watch)
+        self._note_last()
+        if self.down or self.last is None or self.driver.running:
+            return
+        if self._undoing or self.last.finished_at == self._not_watched_at:
+            return
+        reason = watch.breach(now, self.last.finished_at, self.policy.slo_ttft_s, self.pieces)
+        if reason is not None:
+            self.rollbacks.append((now, reason))
+            self._undoing = True
+            self.driver.roll_back(now, reason)
+
+
+@dataclass
+class BaselineDriver:
+    """Runs a published planner every `every_s`; its flips go through the same orders."""
+
+    partition: Partition
+    planner: BaselinePlanner
+    driver: OrderDriver
+    down: bool = False
+    flips: list[tuple[float, str, str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._sums = [0, 0, 0, 0]
+        self.partition.on_record.append(self._record)
+        self.partition.clock.at(self.planner.every_s, TIMEOUT, self._look)
+
+    def _record(self, now: float, record: dict[str, Any]) -> None:
+        if record["kind"] == "load":
+            sums = self._sums
+            sums[0] += record["prefilled"]
+            sums[1] += record["t_uc"] + record["t_c"]
+            sums[2] += record["finished"]
+            sums[3] += record["t_out"]
+
+    def _look(self, now: float, _: Any) -> None:
+        self.partition.clock.at(now + self.planner.every_s, TIMEOUT, self._look)
+        demand = Demand(self.planner.every_s, *self._sums)
+        self._sums = [0, 0, 0, 0]
+        if self.down or self.driver.running:
+            return
+        flip = self.planner.decide(now, self._reports(), demand)
+        if flip is not None:
+            self.flips.append((now, flip.node, flip.phase, flip.reason))
+            self.driver.order(now, [(flip.node, flip.phase)])
+
+    def _reports(self) -> list[NodeReport]:
+        found = []
+        for known in self.partition.yard.fleet.nodes:
+            status = known.status
+            if status is None or known.health == "down":
+                continue
+            usage = 1.0 - status.kv_free_tokens / status.kv_tokens if status.kv_tokens else 0.0
+            running = status.running_prefill + status.running_decode
+            phase = known.config.phase
+            ready = status.state == "ready" and not known.config.draining
+            # Device memory counts as full when the next waiting request does not fit.
+            if status.queued_decode:
+                usage = 1.0
+            found.append(NodeReport(known.name, known.config.order, phase, status.queued_tokens, usage, running, ready))
+        return found
