@@ -161,9 +161,9 @@ def fetch_from(engine: ReferenceEngine, name: str, blocks: int) -> FetchSource:
     return FetchSource(name, "http://127.0.0.1:9", engine.status().pool_name, 0, blocks)
 
 
-def greedy(models_dir: Path, ids: array[int], tokens: int) -> list[int]:
+def greedy(models_dir: Path, ids: array[int], tokens: int, source: str = "random") -> list[int]:
     """The tokens that the model alone gives: whole prompt at once, one sequence, no pool."""
-    weights = load_weights("random", models_dir)
+    weights = load_weights(source, models_dir)
     model = LlamaModel(weights, CONTEXT)
     kv = DeviceKv(weights.config, BLOCK, CONTEXT)
     table = kv.allocate(len(ids) + tokens)

@@ -82,7 +82,7 @@ def test_a_template_cannot_reach_python_internals() -> None:
         "tokenizer.chat_template": "{{ messages.__class__.__mro__ }}",
     }
     with pytest.raises(ChatTemplateError):
-        Tokenizer(metadata).render_chat([{"role": "user", "content": "x"}])
+        Tokenizer.from_gguf(metadata).render_chat([{"role": "user", "content": "x"}])
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ class SpecError(Exception):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """The model of a node. `weights`: null = the packaged default, a GGUF path, or `random` (tiny, from `seed`)."""
+    """The model of a node. `weights`: a GGUF file, a folder of safetensors, or `random` (tiny, from `seed`); null = where
+    the tokenizer is, else the packaged default."""
 
     name: str
     block_tokens: Positive = 16
@@ -34,6 +35,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     context_tokens: Positive = 4096
     dtype: str = "f32"
     tokenizer: str = "gguf"
+    tokenizer_path: str | None = None
     served_names: list[str] = []
     weights: str | None = None
     seed: int = 0

@@ -71,7 +71,7 @@ class ReferenceEngine:
         spec, context = self._spec, self._context
         try:
             weights: Weights = await asyncio.to_thread(
-                load_weights, spec.model.weights, context.models_dir, spec.model.seed
+                load_weights, spec.model.weights or spec.model.tokenizer_path, context.models_dir, spec.model.seed
             )
         except ModelFileError as error:
             raise SpecError("nodes.model", str(error)) from None

@@ -1,9 +1,10 @@
-"""Text <-> token ids of a GGUF model: byte-level BPE from the file's metadata, its chat template, and a decoder that
+"""Text <-> token ids: byte-level BPE from a GGUF file's metadata or a model folder, its chat template, and a decoder that
 streams text byte-exactly. The gateway uses this module; it needs no weights and no numpy."""
 
 from __future__ import annotations
 
 import codecs
+import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer as BpeTokenizer
 
 from workers.agent.engines.reference.gguf_file import ModelFileError, default_model_path, read_metadata
 
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _DIGITS_THEN_BYTES = {"smollm", "refact", "command-r", "codeshell", "exaone", "starcoder", "default"}
 _GPT2 = {"gpt-2", "gpt2", "mpt", "olmo", "jais", "phi-2", "roberta-bpe", "trillion"}
 
@@ -29,23 +30,60 @@ class ChatTemplateError(Exception):
 class Tokenizer:
     """One model's tokenizer. Thread-safe; ids are `array('I')`."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokens: list[str],
+        kinds: list[int],
+        bpe: BpeTokenizer,
+        eos_ids: frozenset[int],
+        template: str | None,
+        template_names: Mapping[str, str],
+    ) -> None:
+        self.name = name
+        self.vocab_size = len(tokens)
+        self.special_ids = frozenset(index for index, kind in enumerate(kinds) if kind == _CONTROL)
+        self.eos_ids = eos_ids
+        self._bpe = bpe
+        self._token_bytes = _bytes_of_tokens(tokens, kinds)
+        self._template_names = template_names
+        self._template = _compile_template(template)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """From the metadata of a GGUF file. Raises ModelFileError."""
         tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
         kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
         merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
         if metadata.get("tokenizer.ggml.model") != "gpt2" or len(kinds) != len(tokens) or not merges:
             raise ModelFileError("tokenizer.ggml: expected a byte-level BPE (model gpt2) with token types and merges")
-        self.name = str(metadata.get("general.name", ""))
-        self.vocab_size = len(tokens)
-        self.special_ids = frozenset(index for index, kind in enumerate(kinds) if kind == _CONTROL)
-        self.eos_ids = end_token_ids(metadata)
-        self._bpe = _build_bpe(tokens, kinds, merges, str(metadata.get("tokenizer.ggml.pre", "default")))
-        self._token_bytes = _bytes_of_tokens(tokens, kinds)
+        bpe = _build_bpe(tokens, kinds, merges, str(metadata.get("tokenizer.ggml.pre", "default")))
         names = {"bos_token": "tokenizer.ggml.bos_token_id", "eos_token": "tokenizer.ggml.eos_token_id"}
-        self._template_names = {
+        template_names = {
             name: tokens[metadata[key]] if metadata.get(key) is not None else "" for name, key in names.items()
         }
-        self._template = _compile_template(metadata.get("tokenizer.chat_template"))
+        name, template = str(metadata.get("general.name", "")), metadata.get("tokenizer.chat_template")
+        return cls(name, tokens, kinds, bpe, end_token_ids(metadata), template, template_names)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """From the `tokenizer.json` and `tokenizer_config.json` of a model folder. Raises ModelFileError."""
+        try:
+            bpe = BpeTokenizer.from_file(str(folder / "tokenizer.json"))
+            settings = json.loads((folder / "tokenizer_config.json").read_text())
+            separate = folder / "chat_template.jinja"
+            template = separate.read_text() if separate.is_file() else _default_template(settings.get("chat_template"))
+        except Exception as error:  # the tokenizers library raises plain Exception
+            raise ModelFileError(f"{folder}: expected tokenizer.json and tokenizer_config.json ({error})") from None
+        if not isinstance(bpe.decoder, decoders.ByteLevel):
+            raise ModelFileError(f"{folder}: expected a byte-level BPE in tokenizer.json")
+        tokens = [bpe.id_to_token(index) or "" for index in range(max(bpe.get_vocab(True).values()) + 1)]
+        kinds = [_NORMAL] * len(tokens)
+        for index, added in bpe.get_added_tokens_decoder().items():
+            kinds[index] = _CONTROL if added.special else _USER_DEFINED
+        names = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token")}
+        ends = frozenset(index for index in [bpe.token_to_id(names["eos_token"])] if index is not None)
+        return cls(folder.name, tokens, kinds, bpe, ends, template, names)
 
     def encode(self, text: str) -> array[int]:
         """Ids of `text`; control tokens written out in it (`<|im_start|>`) become their ids."""
@@ -98,8 +136,20 @@ class TextStream:
 
 @lru_cache(maxsize=8)
 def load_tokenizer(path: str | Path | None = None) -> Tokenizer:
-    """The tokenizer of a GGUF file; None = the default model's. Raises ModelFileError."""
-    return Tokenizer(read_metadata(Path(path) if path is not None else default_model_path()))
+    """The tokenizer of a GGUF file or of a model folder; None = the default model's. Raises ModelFileError."""
+    found = Path(path) if path is not None else default_model_path()
+    return Tokenizer.from_folder(found) if found.is_dir() else Tokenizer.from_gguf(read_metadata(found))
+
+
+def _default_template(template: Any) -> str | None:
+    """A folder's chat template; where it names several, the one called `default`."""
+    if isinstance(template, list):
+        return next((str(entry["template"]) for entry in template if entry.get("name") == "default"), None)
+    return None if template is None else str(template)
+
+
+def _token_text(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else "" if token is None else str(token)
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> frozenset[int]:

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from workers.agent.engines.reference.gguf_file import (
     read_metadata,
     read_tensor_names,
 )
+from workers.agent.engines.reference.safetensors_folder import SafetensorsFolder
 from workers.agent.engines.reference.tokenizer import end_token_ids
 
 Floats = npt.NDArray[np.float32]
@@ -83,14 +85,19 @@ Source = Callable[[], Iterator[tuple[str, Floats]]]
 
 
 def load_weights(source: str | None, models_dir: Path, seed: int = 0) -> Weights:
-    """Map the weights of `source` (None: default model; `random`: the small seeded one; else a GGUF path), making the
-    float32 file first where there is none. Blocks while another process makes it. Raises ModelFileError."""
+    """Map the weights of `source` (None: default model; `random`: the small seeded one; else a GGUF file or a folder of
+    safetensors), making the float32 file first where there is none. Blocks while another process makes it. Raises ModelFileError."""
     if source == "random":
         config = random_config()
         return _map(_shared_file(models_dir, f"random-{seed}", config, lambda: random_tensors(config, seed)))
     path = Path(source) if source is not None else default_model_path()
+    if path.is_dir():
+        folder = SafetensorsFolder(path)
+        config, name = _folder_config(folder), f"{path.resolve().name}-{folder.digest[:16]}"
+        tensors = partial(folder.tensors, config.layers, config.head_dim // 2, config.rope_base)
+        return _map(_shared_file(models_dir, name, config, tensors))
     if not path.is_file():
-        raise ModelFileError(f"weights: expected a GGUF file at {path}")
+        raise ModelFileError(f"weights: expected a GGUF file or a folder of safetensors at {path}")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     config = _gguf_config(path)
@@ -199,6 +206,27 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, list[int]]]:
         yield f"{index}.mlp_norm", [config.width]
         yield f"{index}.gate_up", [2 * config.hidden, config.width]
         yield f"{index}.down", [config.width, config.hidden]
+
+
+# --- safetensors --------------------------------------------------------------------------------------------------
+
+
+def _folder_config(folder: SafetensorsFolder) -> ModelConfig:
+    heads, width = int(folder.number("num_attention_heads")), int(folder.number("hidden_size"))
+    return ModelConfig(
+        layers=int(folder.number("num_hidden_layers")),
+        width=width,
+        heads=heads,
+        kv_heads=int(folder.number("num_key_value_heads", heads)),
+        head_dim=int(folder.number("head_dim", width // heads)),
+        hidden=int(folder.number("intermediate_size")),
+        vocabulary=int(folder.number("vocab_size")),
+        context_tokens=int(folder.number("max_position_embeddings")),
+        rope_base=float(folder.number("rope_theta", 10000.0)),
+        norm_epsilon=float(folder.number("rms_norm_eps", 1e-5)),
+        end_token_ids=folder.end_token_ids(),
+        tied=folder.tied,
+    )
 
 
 # --- GGUF ---------------------------------------------------------------------------------------------------------
