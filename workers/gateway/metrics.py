@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from apps.flowcontrol.domain.commands import Outcome
+from apps.kvcache.domain.reuse import DIMENSIONS
 from workers.yard.commands import StartPrefill
 from workers.yard.nodes import STAGES
 from workers.yard.yard import Yard
@@ -19,6 +20,7 @@ PREFIX = "llm_d_epp_flow_control_"
 MAX_FAIRNESS_IDS = 1000
 QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120)
 CYCLE_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
+ERROR_BUCKETS = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 SECONDS_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 
 
@@ -70,6 +72,20 @@ class GatewayMetrics:
             "switchyard_tokens", "Tokens by kind: computed, cached, output.", ("kind",), registry=self._registry
         )
 
+        self._ttft_error_s = Histogram(
+            "switchyard_ttft_prediction_error_seconds",
+            "Actual less predicted TTFT, by prefill node.",
+            ("node",),
+            buckets=ERROR_BUCKETS,
+            registry=self._registry,
+        )
+        self._blind = Counter(
+            "switchyard_router_blind_decisions",
+            "Placements made without a part of the view, by what was missing.",
+            ("cause",),
+            registry=self._registry,
+        )
+
     def enqueued(self, yard: Yard, seconds: float) -> None:
         self._enqueue_s.labels(yard.config.partition).observe(seconds)
 
@@ -92,6 +108,11 @@ class GatewayMetrics:
             self._tokens.labels("cached").inc(record["cached_tokens"])
         if record["ttft_s"] is not None:
             self._ttft_s.labels(record["band"]).observe(record["ttft_s"])
+            if record["predicted_ttft_s"] is not None:
+                error_s = record["ttft_s"] - record["predicted_ttft_s"]
+                self._ttft_error_s.labels(record["prefill_node"]).observe(error_s)
+        for cause in record["router_blind"]:
+            self._blind.labels(cause).inc()
         outcome = record["flow_outcome"]
         if outcome is not None and record["prefill_node"] is None:
             waited_s = record["e2e_s"] if record["queue_s"] is None else record["queue_s"]
@@ -157,6 +178,26 @@ class _YardGauges:
             saturation.add_metric([pool, stage], flow.stages[stage].saturation)
             nodes.add_metric([stage], len(self._yard.fleet.nodes.taking(stage)))
         yield from (saturation, nodes)
+        yield from self._reuse()
+
+    def _reuse(self) -> Iterable[Metric]:
+        """Reuse and its losses; the sum over `cause` is `ideal` - `actual` for every `by` and `name`."""
+        tokens = CounterMetricFamily(
+            "switchyard_reuse_tokens", "Prompt tokens: all, reusable at best, reused.", labels=["by", "name", "kind"]
+        )
+        lost = CounterMetricFamily(
+            "switchyard_reuse_lost_tokens", "Reusable tokens computed again.", labels=["by", "name", "cause"]
+        )
+        kv = self._yard.kv
+        rows = [("all", "", kv.reuse())]
+        rows += [(by, name, totals) for by in DIMENSIONS for name, totals in kv.reuse_by(by).items()]
+        for by, name, totals in rows:
+            tokens.add_metric([by, name, "prompt"], totals.prompt_tokens)
+            tokens.add_metric([by, name, "ideal"], totals.ideal_tokens)
+            tokens.add_metric([by, name, "actual"], totals.actual_tokens)
+            for cause, count in totals.lost.items():
+                lost.add_metric([by, name, cause], count)
+        yield from (tokens, lost)
         yield from self._recovery()
 
     def _recovery(self) -> Iterable[Metric]:

@@ -139,7 +139,9 @@ class RequestLife:
     def _start_prefill(self, now: float, state: RequestState) -> bool:
         """Sends the prompt (and what was already answered) to the best node; False when there is none."""
         matches = self._m.kv.held(state.request.prompt)
-        choice = self._m.placement.choose_prefill(now, state, matches, self._m.home(state, "prefill"))
+        choice = self._m.placement.choose_prefill(
+            now, state, matches, self._m.home(state, "prefill"), self._m.kv.unseen
+        )
         if choice.node is None or choice.predicted_ttft_s is None:
             state.reason = choice.reason
             return False
@@ -150,6 +152,8 @@ class RequestLife:
         state.prefill_node, state.placed_at = choice.node, now
         if state.first_token_at is None:
             state.predicted_ttft_s, state.terms, state.reason = choice.predicted_ttft_s, choice.terms, choice.reason
+            state.blind = tuple(lack.code for lack in choice.blind)
+            self._m.outcomes.foresight.decided(state.blind)
         if state.branch_id is not None:
             self._m.tell_kv(now, kv_events.Homed(state.branch_id, "prefill", choice.node))
         fetch = None

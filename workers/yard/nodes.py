@@ -36,6 +36,7 @@ class KnownNode:
     health: Health = "down"
     breaker: Breaker = field(default_factory=Breaker)
     orphans: OrphanWatch = field(default_factory=OrphanWatch)
+    _facts: dict[Stage, tuple[tuple[object, ...], NodeFacts]] = field(default_factory=dict)
 
     @property
     def orphan_requests(self) -> int:
@@ -105,7 +106,15 @@ class KnownNode:
         return self.why_not(stage) is None
 
     def facts(self, stage: Stage, block_tokens: int) -> NodeFacts:
-        """The router's picture of the node for one stage; a node that may not get new work says so by its state."""
+        """The router's picture of the node for one stage; a node that may not get new work says so by its state. The same
+        object again as long as nothing changed."""
+        basis = (self.status, self.config, self.health, self.breaker.is_open, block_tokens)
+        known = self._facts.get(stage)
+        if known is None or any(now is not then for now, then in zip(basis, known[0], strict=True)):
+            known = self._facts[stage] = (basis, self._facts_now(stage, block_tokens))
+        return known[1]
+
+    def _facts_now(self, stage: Stage, block_tokens: int) -> NodeFacts:
         status = self.status
         return NodeFacts(
             name=self.name,

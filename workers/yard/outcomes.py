@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from apps.planning.domain.cost_model import pairs
+from apps.routing.domain.board import best_rows
 from workers.yard.events import PrefillResult
+from workers.yard.foresight import Foresight
 from workers.yard.requests import RequestState, Stage
 from workers.yard.windows import RateWindow, SampleWindow
 
 WINDOW_S = 60
 RECENT = 50
+TERMS_KEPT = 32
 STORY_KEPT = 20
 OUTCOMES = {
     Stage.DONE: "completed",
@@ -40,7 +43,7 @@ class Outcomes:
         self.recoveries: Counter[str] = Counter()
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._ttft_s, self._e2e_s, self._tpot_s, self._queue_s = (SampleWindow(WINDOW_S) for _ in range(4))
-        self._ttft_error_ratio = SampleWindow(WINDOW_S)
+        self.foresight = Foresight(WINDOW_S)
         self._requests, self._prompt, self._computed, self._output = (RateWindow(WINDOW_S, now) for _ in range(4))
 
     def arrived(self) -> None:
@@ -65,7 +68,7 @@ class Outcomes:
         ttft_s = now - state.arrived_at
         self._ttft_s.add(now, ttft_s)
         if state.predicted_ttft_s is not None and ttft_s > 0:
-            self._ttft_error_ratio.add(now, abs(state.predicted_ttft_s - ttft_s) / ttft_s)
+            self.foresight.measured(now, state.prefill_node, state.predicted_ttft_s, ttft_s)
 
     def ended(self, now: float, state: RequestState, drop_code: str | None, t_acc: float) -> dict[str, Any]:
         """Counts the end of a request; answers its telemetry record."""
@@ -87,7 +90,7 @@ class Outcomes:
             "e2e_s": self._e2e_s.percentiles(now),
             "tpot_s": self._tpot_s.percentiles(now),
             "queue_s": self._queue_s.percentiles(now),
-            "ttft_error_ratio": self._ttft_error_ratio.percentiles(now, (50,)),
+            "ttft_error_ratio": self.foresight.error_ratio(now),
         }
 
     def throughput(self, now: float) -> dict[str, float]:
@@ -128,7 +131,9 @@ def _record(row: dict[str, Any], state: RequestState, drop_code: str | None, t_a
     reused = result.cached_tokens + result.fetched_tokens if result else 0
     return row | {
         "kind": "request",
-        "router_terms": [asdict(terms) for terms in state.terms],
+        "router_terms": [asdict(terms) for terms in best_rows(state.terms, TERMS_KEPT)],
+        "router_nodes": len(state.terms),
+        "router_blind": list(state.blind),
         "branch_kind": state.branch_kind,
         "computed_tokens": result.computed_tokens if result else None,
         "fetched_tokens": result.fetched_tokens if result else None,

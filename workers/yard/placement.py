@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from apps.routing.domain.loads import LoadBook
 from apps.routing.domain.router import Router
-from apps.routing.domain.ttft import queue_s
 from apps.routing.domain.views import (
     DecodeChoice,
     DecodeQuery,
@@ -16,6 +15,7 @@ from apps.routing.domain.views import (
     PrefillChoice,
     PrefillQuery,
     QueuedWork,
+    why_not_eligible,
 )
 from workers.yard.config import PartitionConfig
 from workers.yard.nodes import KnownNode, NodeTable, Stage
@@ -36,23 +36,33 @@ class Placement:
         self._router.configure(config.routing)
 
     def views(self, now: float, stage: Stage, avoid: Collection[str] = ()) -> list[NodeView]:
-        """The nodes as the router sees them. Silent ones are left out where others can do the work; those to avoid are then
+        """The nodes with their loads, as the router sees them."""
+        return [self.loads.view(now, facts) for facts in self.facts(stage, avoid)]
+
+    def facts(self, stage: Stage, avoid: Collection[str] = ()) -> list[NodeFacts]:
+        """The nodes as the router sees them, without their loads. Silent ones are left out where others can do the work; those to avoid are then
         no candidates, but their pools may be read: a process that died leaves its pool behind."""
         nodes = list(self._nodes)
         others = [node for node in nodes if node.takes(stage) and node.name not in avoid]
         avoided = set(avoid) if others else set()
         if any(node.health == "ok" for node in others or nodes if node.takes(stage)):
             nodes = [node for node in nodes if node.health != "stale" or not node.takes(stage)]
-        return [self.loads.view(now, self._facts(node, stage, node.name in avoided)) for node in nodes]
+        return [self._facts(node, stage, node.name in avoided) for node in nodes]
 
     def _facts(self, node: KnownNode, stage: Stage, avoided: bool) -> NodeFacts:
         facts = node.facts(stage, self._block_tokens)
         return replace(facts, state="avoided") if avoided and facts.state == "ready" else facts
 
     def choose_prefill(
-        self, now: float, state: RequestState, matches: Mapping[str, int], home: str | None
+        self,
+        now: float,
+        state: RequestState,
+        matches: Mapping[str, int],
+        home: str | None,
+        unseen: Callable[[float, Iterable[str]], Mapping[str, str]],
     ) -> PrefillChoice:
-        """The node for the prompt and the output so far."""
+        """The node for the prompt and the output so far. `unseen` tells of which nodes it is not known what they hold."""
+        facts = self.facts("prefill", state.avoid)
         query = PrefillQuery(
             request_id=state.request_id,
             prompt_tokens=state.context_tokens,
@@ -60,8 +70,9 @@ class Placement:
             block_tokens=self._block_tokens,
             waited_s=now - state.arrived_at,
             home=home,
+            unseen=unseen(now, [entry.name for entry in facts if why_not_eligible(entry, "prefill") is None]),
         )
-        return self._router.choose_prefill(now, query, self.views(now, "prefill", state.avoid))
+        return self._router.decide_prefill(now, query, facts, self.loads)
 
     def choose_decode(self, now: float, state: RequestState, home: str | None) -> DecodeChoice:
         """The node for what is still to come; the request's own announcement does not stand in its way."""
@@ -81,9 +92,7 @@ class Placement:
     def predicted_ttft_s(self, now: float) -> float | None:
         """How long a small request arriving now would wait for its first token on the best node."""
         waits = [
-            view.running_remaining_s + queue_s(view.facts, view.queued)
-            for view in self.views(now, "prefill")
-            if view.facts.state == "ready" and view.facts.healthy
+            self.loads.wait_s(now, facts) for facts in self.facts("prefill") if facts.state == "ready" and facts.healthy
         ]
         return min(waits, default=None)
 
@@ -92,5 +101,4 @@ class Placement:
 
     def wait_s(self, now: float, node: KnownNode) -> float:
         """Seconds until a prefill placed on the node now would begin."""
-        view = self.view(now, node)
-        return view.running_remaining_s + queue_s(view.facts, view.queued)
+        return self.loads.wait_s(now, node.facts("prefill", self._block_tokens))

@@ -12,6 +12,7 @@ From every living state a request may also end as failed, cancelled or dropped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -79,7 +80,8 @@ class RequestState:
     queue_s: float | None = None
     flow_outcome: Outcome | None = None
     predicted_ttft_s: float | None = None
-    terms: tuple[CandidateTerms, ...] = ()
+    terms: Sequence[CandidateTerms] = ()
+    blind: tuple[str, ...] = ()
     reason: str = ""
     result: PrefillResult | None = None
     first_token_at: float | None = None

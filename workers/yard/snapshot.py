@@ -36,6 +36,7 @@ def take_snapshot(now: float, yard: Yard, seq: int) -> dict[str, Any]:
         "latency": latency,
         "throughput": yard.outcomes.throughput(now),
         "reuse": _reuse(yard),
+        "router": _router(now, yard),
         "requests": _requests(yard),
         "recent": list(yard.outcomes.recent),
     }
@@ -112,6 +113,12 @@ def _stage(numbers: dict[str, Any]) -> dict[str, Any]:
     """JSON knows no infinity: a stage without a node is saturated as `null`."""
     saturation = numbers["saturation"]
     return numbers | {"saturation": None if saturation == float("inf") else round(saturation, 4)}
+
+
+def _router(now: float, yard: Yard) -> dict[str, Any]:
+    """How well the router sees and foresees. Nodes that are down are no candidates, so nothing is unseen there."""
+    alive = [node.name for node in yard.fleet.nodes if node.health != "down" and node.config.enabled]
+    return yard.outcomes.foresight.view(now, yard.config.routing.name, yard.kv.unseen(now, alive))
 
 
 def _reuse(yard: Yard) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,11 +32,13 @@ _STAGES = ("prefill", "decode")
 @dataclass(frozen=True, slots=True)
 class KvConfig:
     """`max_blocks`: blocks remembered at most, those that no node holds any more included (some 25 bytes each).
-    `snapshot_retry_s`: how long to wait for a snapshot before asking again."""
+    `snapshot_retry_s`: how long to wait for a snapshot before asking again. `silent_after_s`: without a heartbeat for so
+    long, a node's events are not to be trusted (it sends one a second)."""
 
     lease: LeasePolicy = field(default_factory=LeasePolicy)
     max_blocks: int = 8_000_000
     snapshot_retry_s: float = 5.0
+    silent_after_s: float = 5.0
 
 
 class KvMachine:
@@ -105,6 +107,16 @@ class KvMachine:
     def held(self, prompt: HashedPrompt) -> dict[str, int]:
         """The same as {node: blocks}, as the router takes it."""
         return self._directory.held(prompt.chain)
+
+    def unseen(self, now: float, nodes: Iterable[str]) -> dict[str, str]:
+        """Those of `nodes` of which it is not known what they hold, each with the code of why."""
+        found = {}
+        for node in nodes:
+            stream = self._streams.get(node)
+            why = "no-events" if stream is None else stream.unseen_reason(now, self.config.silent_after_s)
+            if why is not None:
+                found[node] = why
+        return found
 
     def names_live_branch(self, name: str) -> bool:
         """Whether BranchEnded of this name would end anything: a branch, or a session's branches."""
@@ -345,7 +357,10 @@ class KvMachine:
         if event.seq is None:
             self._apply(event, out)
             return
-        self._stream(event.node).push(event.seq, event)
+        stream = self._stream(event.node)
+        if isinstance(event, ev.NodeSequence):
+            stream.beat_s = now
+        stream.push(event.seq, event)
         self._drain(event.node, out)
 
     def _stream(self, node: str) -> NodeStream[StreamEvent]:

@@ -24,6 +24,7 @@ from apps.kvcache.domain.events import LOST_CAUSES, LostCause, RequestServed, Re
 from apps.kvcache.domain.hashing import HashedPrompt
 
 Dimension: TypeAlias = Literal["node", "tenant", "workload"]
+DIMENSIONS: tuple[Dimension, ...] = ("node", "tenant", "workload")
 
 _MAX_NAMES = 1000
 _OTHER = "other"

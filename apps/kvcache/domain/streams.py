@@ -14,13 +14,14 @@ E = TypeVar("E")
 class NodeStream(Generic[E]):
     """Push events as they come, pop those whose turn it is. Numbers go up by one; the first of a process is 0 or 1.
 
-    At most `max_waiting` early events are kept; the snapshot that is then needed covers the others.
+    `beat_s`: when the last heartbeat came, if the node sends any. At most `max_waiting` early events are kept; the snapshot that is then needed covers the others.
     """
 
     def __init__(self, max_waiting: int = 4096) -> None:
         self.last: int | None = None
         self.asked_at_s: float | None = None
         self.distrusted: str | None = None
+        self.beat_s: float | None = None
         self._max_waiting = max_waiting
         self._waiting: dict[int, E] = {}
 
@@ -28,6 +29,16 @@ class NodeStream(Generic[E]):
     def snapshot_reason(self) -> str | None:
         """Why only a snapshot helps (or a late event, after a gap); None while all is in order."""
         return self.distrusted or ("gap" if self._waiting else None)
+
+    def unseen_reason(self, now: float, silent_after_s: float) -> str | None:
+        """Why what is known of the node may be wrong: `no-events` (nothing came yet), the reason for which a snapshot is
+        awaited, or `events-silent` (its heartbeat stopped); None while all is in order."""
+        if self.last is None:
+            return "no-events"
+        if self.snapshot_reason is not None:
+            return f"snapshot-awaited-{self.snapshot_reason}"
+        silent = self.beat_s is not None and now - self.beat_s > silent_after_s
+        return "events-silent" if silent else None
 
     def push(self, seq: int, event: E) -> None:
         if self.last is None and seq <= 1:

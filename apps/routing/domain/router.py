@@ -10,6 +10,7 @@ from apps.routing.domain.loads import LoadBook
 from apps.routing.domain.policies import DecodeCandidate, LeastTtft, Pick, PrefillCandidate, Rotation, make_policy
 from apps.routing.domain.ttft import best_sources, predict
 from apps.routing.domain.views import (
+    Blindness,
     CandidateTerms,
     DecodeChoice,
     DecodeQuery,
@@ -25,6 +26,9 @@ from apps.routing.domain.views import (
 
 COLUMNS_FROM_NODES = 24
 """From so many nodes on, columns are faster than rows."""
+
+
+MOST_NAMED = 4
 
 
 class Router:
@@ -84,7 +88,9 @@ class Router:
         assert chosen is not None
         self._prefill_turns.used(pick.node)
         predicted_s = query.waited_s + chosen.total_s
-        return PrefillChoice(pick.node, predicted_s, rows, chosen.fetch, pick.code, f"{pick.node}: {pick.text}", chosen)
+        blind = what_is_unseen(query)
+        reason = f"{pick.node}: {pick.text}" + "".join(f"; blind: {lack.text}" for lack in blind)
+        return PrefillChoice(pick.node, predicted_s, rows, chosen.fetch, pick.code, reason, chosen, blind)
 
     @property
     def _may_fetch(self) -> bool:
@@ -105,6 +111,21 @@ class Router:
         node, code, text = self._decode_policy.pick_decode(query, candidates, self._decode_turns)
         self._decode_turns.used(node)
         return DecodeChoice(node, tuple(rows), code, f"{node}: {text}")
+
+
+def what_is_unseen(query: PrefillQuery) -> tuple[Blindness, ...]:
+    """What a choice is made without. The router then weighs load alone, at those nodes or at all, and must say so."""
+    lacks = []
+    if query.prompt_tokens < query.block_tokens:
+        text = f"the prompt is shorter than a block of {query.block_tokens} tokens, so no cache can be looked up"
+        lacks.append(Blindness("prompt-shorter-than-block", text))
+    by_cause: dict[str, list[str]] = {}
+    for node, cause in query.unseen.items():
+        by_cause.setdefault(cause, []).append(node)
+    for cause, nodes in sorted(by_cause.items()):
+        named = ", ".join(nodes[:MOST_NAMED]) + (f" and {len(nodes) - MOST_NAMED} more" if nodes[MOST_NAMED:] else "")
+        lacks.append(Blindness(cause, f"what {named} holds is not known ({cause})"))
+    return tuple(lacks)
 
 
 def _decode_terms(query: DecodeQuery, view: NodeView) -> DecodeTerms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from apps.planning.domain.cost_model import DecodeCoefficients, NetworkProfile, PrefillCoefficients
@@ -84,7 +84,7 @@ class NodeView:
 @dataclass(frozen=True, slots=True)
 class PrefillQuery:
     """`matches`: leading blocks of the prompt that each node's pool holds. `home`: the node that last prefilled this
-    branch. `waited_s`: time already spent in the queue."""
+    branch. `waited_s`: time already spent in the queue. `unseen`: nodes whose pool's content is not known, and why."""
 
     request_id: str
     prompt_tokens: int
@@ -92,6 +92,7 @@ class PrefillQuery:
     block_tokens: int
     waited_s: float = 0.0
     home: str | None = None
+    unseen: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.block_tokens < 1:
@@ -207,9 +208,9 @@ class RoutingPolicy:
     decode: str | None = None
 
     def __post_init__(self) -> None:
-        for field, name in (("routing.policy", self.name), ("routing.decode", self.decode or self.name)):
+        for path, name in (("routing.policy", self.name), ("routing.decode", self.decode or self.name)):
             if name not in POLICIES:
-                raise ValueError(f"{field}: expected one of {', '.join(POLICIES)}, got {name!r}")
+                raise ValueError(f"{path}: expected one of {', '.join(POLICIES)}, got {name!r}")
 
 
 def why_not_eligible(facts: NodeFacts, stage: Phase) -> str | None:

@@ -192,3 +192,17 @@ def test_dynamo_weighs_new_blocks_against_active_ones():
     for blocks, expected in ((40, "n1"), (60, "n0")):
         choice = Router(policy("dynamo-kv")).choose_prefill(0.0, prefill_query(1600, {"n0": blocks}), views)
         assert (choice.node, choice.reason_code) == (expected, "least-cost")
+
+
+def test_a_choice_says_what_it_was_made_without():
+    query = prefill_query(prompt_tokens=10, unseen={"n1": "no-events", "n2": "events-silent"})
+    choice = Router(policy()).choose_prefill(0.0, query, [view("n0"), view("n1"), view("n2")])
+    codes = [lack.code for lack in choice.blind]
+    assert codes == ["prompt-shorter-than-block", "events-silent", "no-events"]
+    assert "blind: what n1 holds is not known (no-events)" in choice.reason
+    assert "shorter than a block of 16 tokens" in choice.reason
+
+
+def test_a_choice_with_a_full_view_says_nothing_of_it():
+    choice = Router(policy()).choose_prefill(0.0, prefill_query(), [view("n0"), view("n1")])
+    assert choice.blind == () and "blind" not in choice.reason
