@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 BLOCK = 16
 CONTEXT = 2048
-MODEL = {
+MODEL: dict[str, Any] = {
     "name": "tiny", "served_names": [], "tokenizer": "gguf", "tokenizer_path": None, "dtype": "f32", "block_tokens": BLOCK,
     "ids_per_block": BLOCK, "tokens_per_id": 1, "context_tokens": CONTEXT,
 }  # fmt: skip

@@ -50,7 +50,7 @@ async def test_killed_in_prefill_the_prompt_goes_on_from_the_dead_nodes_pool(yar
     answer = await task
     other = answer.headers["x-switchyard-prefill-node"]
     assert other != lost and yard.recoveries == before + 1
-    assert (await yard.status(other))["counters"]["fetched_blocks_shared_memory"] >= 1
+    assert (await yard.status(other))["counters"]["fetched_blocks_shared_memory"] >= 20
     yard.assert_whole(answer, ids, 20)
 
 

@@ -62,6 +62,7 @@ class NodeClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._stream: asyncio.Task[None] | None = None
         self._next_seq: int | None = None
+        self._resynced = asyncio.Event()
         self._refs = _RefQueue()
         self._releases: list[str] = []
         self._releasing = asyncio.Event()
@@ -179,8 +180,9 @@ class NodeClient:
     # ---- the event stream -----------------------------------------------------------------------------------------
 
     def resync(self) -> None:
-        """Take a snapshot, then follow the stream from there."""
+        """Take a snapshot, then follow the stream from there; at once, for the node has just been heard of."""
         self._next_seq = None
+        self._resynced.set()
         if self._stream is not None:
             self._stream.cancel()
 
@@ -198,8 +200,12 @@ class NodeClient:
                 continue
             except (NodeCallError, TimeoutError, ValueError, KeyError, aiohttp.ClientError) as error:
                 logger.debug("event stream ended", node=self.name, error=str(error))
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, BACKOFF_LONGEST_S)
+            self._resynced.clear()
+            try:
+                await asyncio.wait_for(self._resynced.wait(), pause_s)
+                pause_s = 0.2
+            except TimeoutError:
+                pause_s = min(pause_s * 2, BACKOFF_LONGEST_S)
 
     async def _follow_once(self) -> None:
         if self._next_seq is None:
