@@ -36,7 +36,7 @@ class KvEventsConfig:
 
     @property
     def binds(self) -> bool:
-        return "*" in self.endpoint or "0.0.0.0" in self.endpoint
+        return any(mark in self.endpoint for mark in ("//*:", "//0.0.0.0:", "//[::]:"))
 
 
 class KvLink:

@@ -1,14 +1,15 @@
 """An engine's KV events in our hashes: what it calls its blocks is its own, the tokens are not.
 
-Keeps, for every block the engine holds, its hash in ours and what came before it. So the directory can also be told the whole
-content again, as an engine cannot. Pure.
+Keeps, for every block the engine holds, its hash in ours and what came before it. A block counts while any of the engine's
+tiers holds it and everything before it: an engine may drop the middle of a context, whose end is of no use until the middle
+is computed again. So the directory hears of prefixes only, and can be told the whole content at any time. Pure.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from apps.kvcache.domain.events import Tier
 from apps.kvcache.domain.hashing import HASH_BYTES, extend_chain
@@ -19,24 +20,28 @@ from workers.direct.kv_events import EngineHash, Event, Removed, Stored
 class OurStored:
     """`parent` None: the chain starts a context."""
 
-    tier: Tier
     parent: bytes | None
     chain: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OurRemoved:
-    tier: Tier
+    """Blocks that are of no use any more, a context's last one first."""
+
     hashes: bytes
 
 
 OurEvent = OurStored | OurRemoved
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    parent: bytes | None
+@dataclass(slots=True)
+class _Block:
+    """One engine block: its hashes in ours, the block before it, who holds it, and whether the directory was told."""
+
+    before: EngineHash | None
     chain: bytes
+    tiers: set[Tier] = field(default_factory=set)
+    told: bool = False
 
 
 class KvTranslation:
@@ -48,74 +53,131 @@ class KvTranslation:
         self.unknown_parents = 0  # runs whose beginning was never told of: left out
         self._root = root
         self._block_tokens = block_tokens
-        self._held: dict[Tier, dict[EngineHash, _Held]] = {"device": {}, "host": {}}
-        self._last_of: dict[EngineHash, bytes] = {}  # our hash of an engine block's end, wherever it is held
+        self._blocks: dict[EngineHash, _Block] = {}
+        self._after: dict[EngineHash, set[EngineHash]] = {}
 
     @property
-    def blocks(self) -> int:
-        """Engine blocks held, in all tiers."""
-        return sum(len(held) for held in self._held.values())
+    def told_blocks(self) -> int:
+        """Engine blocks that the directory knows of."""
+        return sum(block.told for block in self._blocks.values())
 
     def translate(self, events: Iterable[Event]) -> list[OurEvent]:
         out: list[OurEvent] = []
         for event in events:
             if isinstance(event, Stored):
-                out.extend(self._stored(event))
+                self._stored(event, out)
             elif isinstance(event, Removed):
-                out.extend(self._removed(event))
+                self._removed(event, out)
             else:
-                out.extend(self.clear())
+                out += self.clear()
         return out
 
-    def clear(self) -> Iterator[OurRemoved]:
-        """Everything is gone (the engine says so, or it is another process now)."""
-        for tier, held in self._held.items():
-            hashes = b"".join(_mirrored(block.chain) for block in reversed(held.values()))
-            held.clear()
-            if hashes:
-                yield OurRemoved(tier, hashes)
-        self._last_of.clear()
+    def clear(self) -> list[OurEvent]:
+        """Everything is gone: the engine says so, is another process now, or cannot be followed any more."""
+        first = [name for name, block in self._blocks.items() if block.told and not self._is_told(block.before)]
+        gone = b"".join(self._untell(name) for name in first)
+        self._blocks.clear()
+        self._after.clear()
+        return [OurRemoved(gone)] if gone else []
 
-    def segments(self, tier: Tier) -> list[tuple[bytes | None, bytes]]:
-        """What is held: (parent, chain), parents first."""
-        return [(block.parent, block.chain) for block in self._held[tier].values()]
+    def segments(self) -> list[tuple[bytes | None, bytes]]:
+        """What the directory should know: (parent, chain), parents first."""
+        first = [name for name, block in self._blocks.items() if block.told and not self._is_told(block.before)]
+        return [(self._end_of(self._blocks[name].before), self._blocks[name].chain) for name in self._below(first)]
 
-    def _stored(self, event: Stored) -> Iterator[OurEvent]:
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    def _stored(self, event: Stored, out: list[OurEvent]) -> None:
         if event.block_tokens % self._block_tokens:
             told = f"{event.block_tokens} tokens, not a multiple of the model's {self._block_tokens}"
             self.blind = f"the engine's KV blocks are of {told}"
             return
         if not event.plain:
             return
-        parent = None if event.parent is None else self._last_of.get(event.parent)
-        if event.parent is not None and parent is None:
+        if event.parent is not None and event.parent not in self._blocks:
             self.unknown_parents += 1
             return
-        chain = extend_chain(parent or self._root, array("I", event.token_ids), self._block_tokens)
-        held = self._held[event.tier]
+        parent = self._end_of(event.parent) or self._root
+        chain = extend_chain(parent, array("I", event.token_ids), self._block_tokens)
         size = event.block_tokens // self._block_tokens * HASH_BYTES
-        before = parent
+        before = event.parent
         for index, name in enumerate(event.hashes):
-            block = chain[index * size : (index + 1) * size]
-            held.pop(name, None)
-            held[name] = _Held(before, block)
-            self._last_of[name] = before = block[-HASH_BYTES:]
-        yield OurStored(event.tier, parent, chain)
+            block = self._blocks.get(name)
+            if block is None:
+                block = self._blocks[name] = _Block(before, chain[index * size : (index + 1) * size])
+                if before is not None:
+                    self._after.setdefault(before, set()).add(name)
+            block.tiers.add(event.tier)
+            before = name
+        out += self._tell(event.hashes)
 
-    def _removed(self, event: Removed) -> Iterator[OurEvent]:
-        held = self._held[event.tier]
-        gone = []
+    def _removed(self, event: Removed, out: list[OurEvent]) -> None:
+        gone = b""
         for name in event.hashes:
-            block = held.pop(name, None)
+            block = self._blocks.get(name)
             if block is None:
                 continue
-            gone.append(_mirrored(block.chain))
-            if not any(name in other for other in self._held.values()):
-                del self._last_of[name]
+            block.tiers.discard(event.tier)
+            if not block.tiers:
+                gone += self._untell(name)
+                self._forget(name)
         if gone:
-            yield OurRemoved(event.tier, b"".join(gone))
+            out.append(OurRemoved(gone))
+
+    # ---- what the directory knows -----------------------------------------------------------------------------------
+
+    def _tell(self, names: Iterable[EngineHash]) -> Iterator[OurStored]:
+        """Tells of these blocks, and of those after them that waited for them, where nothing before them is missing."""
+        pending = list(names)[::-1]
+        while pending:
+            run: list[EngineHash] = []
+            name: EngineHash | None = pending.pop()
+            while name is not None:
+                block = self._blocks[name]
+                if block.told or not block.tiers or (block.before is not None and not self._is_told(block.before)):
+                    break
+                block.told = True
+                run.append(name)
+                after = [later for later in self._after.get(name, ()) if not self._blocks[later].told]
+                pending += after[1:]
+                name = after[0] if after else None
+            if run:
+                parent = self._end_of(self._blocks[run[0]].before)
+                yield OurStored(parent, b"".join(self._blocks[item].chain for item in run))
+
+    def _untell(self, name: EngineHash) -> bytes:
+        """The block and those after it are of no use any more: their hashes, last ones first."""
+        if not self._is_told(name):
+            return b""
+        order = list(self._below([name]))
+        for item in order:
+            self._blocks[item].told = False
+        return b"".join(_mirrored(self._blocks[item].chain) for item in reversed(order))
+
+    def _below(self, first: Iterable[EngineHash]) -> Iterator[EngineHash]:
+        """These blocks and all told ones after them, each after the one before it."""
+        pending = list(first)
+        while pending:
+            name = pending.pop()
+            yield name
+            pending += [later for later in self._after.get(name, ()) if self._blocks[later].told]
+
+    def _forget(self, name: EngineHash) -> None:
+        """No tier holds it. It is remembered while blocks after it are held, in case it is computed again."""
+        while not self._blocks[name].tiers and not self._after.get(name):
+            self._after.pop(name, None)
+            before = self._blocks.pop(name).before
+            if before is None:
+                return
+            self._after[before].discard(name)
+            name = before
+
+    def _is_told(self, name: EngineHash | None) -> bool:
+        return name is not None and self._blocks[name].told
+
+    def _end_of(self, name: EngineHash | None) -> bytes | None:
+        return None if name is None else self._blocks[name].chain[-HASH_BYTES:]
 
 
 def _mirrored(chain: bytes) -> bytes:
-    """Blocks last one first: the order in which they can be dropped."""
     return b"".join(chain[at : at + HASH_BYTES] for at in range(len(chain) - HASH_BYTES, -1, -HASH_BYTES))
