@@ -10,33 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 import zmq
 import zmq.asyncio
 
 from workers.direct.kv_events import SEQUENCE_BYTES, BadEvent, Event, decode_message, decode_payload
+from workers.yard.config import KvEventsConfig
 
 REPLAY_S = 5.0
 PAUSE_S = 1.0
 RECEIVE_HIGH_WATER = 100_000
+_WILDCARDS = ("//*:", "//0.0.0.0:", "//[::]:")
 _END = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 logger = structlog.get_logger("switchyard.direct")
 
 
-@dataclass(frozen=True, slots=True)
-class KvEventsConfig:
-    """`endpoint`: `tcp://*:5557` is bound, `tcp://host:5557` is connected to. `replay`: where lost events can be had
-    again (None: nowhere, a gap makes everything unknown)."""
-
-    endpoint: str
-    replay: str | None = None
-    topic: str = ""
-
-    @property
-    def binds(self) -> bool:
-        return any(mark in self.endpoint for mark in ("//*:", "//0.0.0.0:", "//[::]:"))
+def binds(endpoint: str) -> bool:
+    """The endpoint is ours to listen at."""
+    return any(mark in endpoint for mark in _WILDCARDS)
 
 
 class KvLink:
@@ -85,7 +77,7 @@ class KvLink:
         socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
         socket.setsockopt(zmq.IPV6, 1)
         socket.subscribe(self._config.topic.encode())
-        if self._config.binds:
+        if binds(self._config.endpoint):
             socket.bind(self._config.endpoint)
         else:
             socket.connect(self._config.endpoint)

@@ -16,7 +16,8 @@ from apps.planning.domain.cost_model import DecodeCoefficients, NetworkProfile, 
 from apps.routing.domain.views import POLICIES, Phase, RoutingPolicy
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
-TOKENIZERS = ("gguf", "symbolic")
+TOKENIZERS = ("gguf", "symbolic", "text")
+DIRECT_ENGINES = ("vllm", "sglang")
 Item = TypeVar("Item")
 
 
@@ -46,6 +47,33 @@ class ModelConfig:
         """One id stands for a whole block, as in replayed traces; there is no text."""
         return self.tokenizer == "symbolic"
 
+    @property
+    def by_text(self) -> bool:
+        """No tokenizer is known: four bytes of a prompt's text count as one token (existing engines only)."""
+        return self.tokenizer == "text"
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """Where an engine's KV events come from: `tcp://*:5557` is bound, `tcp://host:5557` is connected to. `replay`: where
+    lost ones can be had again (None: nowhere, so a gap makes everything unknown)."""
+
+    endpoint: str
+    replay: str | None = None
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectConfig:
+    """An existing engine, driven by its URL without an agent. `bootstrap_port`: of an SGLang prefill server's hand-over
+    service. `token_env`: the environment variable with the engine's API key. `kv_tokens`: how many tokens its device holds,
+    for engines that do not tell."""
+
+    bootstrap_port: int | None = None
+    token_env: str | None = None
+    kv_tokens: int | None = None
+    kv_events: KvEventsConfig | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
@@ -64,6 +92,12 @@ class NodeConfig:
     decode: DecodeCoefficients
     t_acc: float
     decode_limit: int
+    direct: DirectConfig | None = None
+
+    @property
+    def serves_whole(self) -> bool:
+        """The node takes a request's prefill and decode in one call: there is no hand-over."""
+        return self.direct is not None and self.phase == "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +243,13 @@ class _Reader:
             raise self.error(name, f"a whole number of at least {low}")
         return value
 
+    def has(self, name: str) -> bool:
+        """The field is there and is not null."""
+        return self.document.get(name) is not None
+
+    def optional_integer(self, name: str, low: int | None = None) -> int | None:
+        return self.integer(name, low=low) if self.has(name) else None
+
     def number(self, name: str, default: float | None = None, low: float | None = None) -> float:
         value = self.document.get(name)
         value = default if value is None else value
@@ -280,6 +321,25 @@ def _node(reader: _Reader) -> NodeConfig:
         ),
         t_acc=coefficients.number("t_acc", default=1.0, low=1),
         decode_limit=reader.integer("decode_limit", low=1),
+        direct=_direct(reader),
+    )
+
+
+def _direct(reader: _Reader) -> DirectConfig | None:
+    if not reader.has("direct"):
+        return None
+    if reader.text("engine") not in DIRECT_ENGINES:
+        raise reader.error("direct", f"nothing unless the engine is one of {', '.join(DIRECT_ENGINES)}")
+    section = reader.section("direct")
+    events = None
+    if section.has("kv_events"):
+        told = section.section("kv_events")
+        events = KvEventsConfig(told.text("endpoint"), told.optional_text("replay"), told.text("topic", default=""))
+    return DirectConfig(
+        bootstrap_port=section.optional_integer("bootstrap_port", low=1),
+        token_env=section.optional_text("token_env"),
+        kv_tokens=section.optional_integer("kv_tokens", low=1),
+        kv_events=events,
     )
 
 
@@ -341,7 +401,8 @@ def _lease(reader: _Reader) -> LeaseConfig:
 
 
 def _check_references(config: PartitionConfig) -> None:
-    """Names that one section takes from another must exist there."""
+    """Names that one section takes from another must exist there, and nodes that work together must be of one kind."""
+    _check_kinds(config)
     bands = {band.name for band in config.flow.bands}
     for name, tenant in config.tenants.items():
         if tenant.default_objective not in config.objectives:
@@ -354,3 +415,12 @@ def _check_references(config: PartitionConfig) -> None:
     for name, objective in config.objectives.items():
         if objective.band not in bands:
             raise ConfigError(f"objectives[{name}].band", f"a known band, not {objective.band!r}")
+
+
+def _check_kinds(config: PartitionConfig) -> None:
+    """KV goes from node to node, so a partition has agents' nodes or one kind of existing engine, not both."""
+    kinds = {node.engine if node.direct is not None else "agent" for node in config.nodes.values()}
+    if len(kinds) > 1:
+        raise ConfigError("nodes", f"nodes of one kind, not {' and '.join(sorted(kinds))} together")
+    if config.model.by_text and kinds == {"agent"}:
+        raise ConfigError("model.tokenizer", "'gguf' or 'symbolic': only existing engines can do without one")
