@@ -334,7 +334,7 @@ def _direct(reader: _Reader) -> DirectConfig | None:
     events = None
     if section.has("kv_events"):
         told = section.section("kv_events")
-        events = KvEventsConfig(told.text("endpoint"), told.optional_text("replay"), told.text("topic", default=""))
+        events = KvEventsConfig(told.text("endpoint"), told.optional_text("replay"), told.optional_text("topic") or "")
     return DirectConfig(
         bootstrap_port=section.optional_integer("bootstrap_port", low=1),
         token_env=section.optional_text("token_env"),
