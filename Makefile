@@ -6,7 +6,7 @@ RUN := $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fix smoke lock clean pictures openapi bench-index proof-eviction proof-directory proof-inference
+.PHONY: help run test check fix smoke lock clean pictures openapi bench-index proof-eviction proof-directory proof-inference bench-switches proof-recovery
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,12 @@ openapi: $(VENV)/run-installed ## write docs/openapi.json
 pictures: $(VENV)/dev-installed ## take the README's pictures of the real console
 	@$(RUN) -m tools.browser
 	@$(RUN) -m tools.pictures
+
+bench-switches: $(VENV)/dev-installed ## ten phase switches of the laptop cluster under load: nothing lost, nothing changed, how long
+	@$(RUN) -m bench.switches
+
+proof-recovery: $(VENV)/dev-installed ## nodes and gateways killed, hung and slowed at every stage, again and again (SEED=N for another order)
+	@PROOF_SEED=$(or $(SEED),1) $(RUN) -m pytest -q -s tests/scenarios/proof_recovery.py tests/scenarios/test_recovery_kills.py tests/scenarios/test_recovery_clients.py
 
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --universal --python-version 3.11
 lock: $(VENV)/dev-installed ## lock the requirements again, with hashes
