@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ from workers.agent.custody import LEASE_S
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+TransportName = Literal["shared-memory", "http", "mooncake"]
 PhaseName = Annotated[str, msgspec.Meta(pattern=r"^(prefill|decode|mixed)$")]
 
 
@@ -42,7 +43,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class LimitsSpec(msgspec.Struct, frozen=True):
-    """Limits of a node. `kv_tokens` is device KV; `max_queue` is how many accepted requests may wait in the engine;
+    """Limits of a node. `fetch_bytes` is the most that may be in flight from one peer. `kv_tokens` is device KV; `max_queue` is how many accepted requests may wait in the engine;
     a gateway that is silent for `lease_s` loses what it asked for."""
 
     max_decode_batch: Positive = 8
@@ -50,12 +51,13 @@ class LimitsSpec(msgspec.Struct, frozen=True):
     kv_tokens: Positive = 32768
     max_queue: Positive = 256
     fetch_deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    fetch_parallel: Positive = 2
+    fetch_bytes: Positive = 64 * 1024 * 1024
     lease_s: Annotated[float, msgspec.Meta(gt=0)] = LEASE_S
 
 
 class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One node: `phase` and `generation` hold at first start; later the kept state wins unless this generation is newer."""
+    """One node: `phase` and `generation` hold at first start; later the kept state wins unless this generation is newer.
+    `transports` are the ways to read peers' pools, the preferred one first (`mooncake` needs its library)."""
 
     name: Name
     engine: str
@@ -67,6 +69,7 @@ class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsSpec = LimitsSpec()
     coefficients: dict[str, float] = {}
     network: dict[str, float] = {}
+    transports: Annotated[tuple[TransportName, ...], msgspec.Meta(min_length=1)] = ("shared-memory", "http")
 
 
 class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,7 @@ no longer has are left out. Cancelling a fetch ends it after the blocks being co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,9 @@ class Transport(Protocol):
 
     name: str
 
+    def reaches(self, source: BlockSource) -> bool:
+        """Whether this way may lead to `source`."""
+
     async def fetch(self, source: BlockSource, hashes: bytes, deliver: Deliver) -> int:
         """Deliver those of `hashes` that the peer has; answers how many arrived sound. Raises TransportError."""
 
@@ -49,6 +52,9 @@ class SharedMemoryTransport:
 
     def __init__(self, geometry: PoolGeometry) -> None:
         self._geometry = geometry
+
+    def reaches(self, source: BlockSource) -> bool:
+        return _on_this_host(source.pool)
 
     async def fetch(self, source: BlockSource, hashes: bytes, deliver: Deliver) -> int:
         try:
@@ -89,6 +95,9 @@ class HttpTransport:
         self._headers = {"Authorization": f"Bearer {token}"}
         self._session = session
 
+    def reaches(self, source: BlockSource) -> bool:
+        return True
+
     async def fetch(self, source: BlockSource, hashes: bytes, deliver: Deliver) -> int:
         url = f"{node_url(source)}/v1/kv/blocks"
         asked = {hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)}
@@ -125,16 +134,17 @@ async def _finished(copying: Coroutine[Any, Any, int]) -> int:
 
 
 class Transports:
-    """Picks the way: shared memory where the peer's pool is on this host, else HTTP. `fetched` counts blocks by way."""
+    """Takes the first of `ways` that reaches a peer. `fetched` counts blocks by way."""
 
-    def __init__(self, shared_memory: Transport, http: Transport) -> None:
-        self._shared_memory = shared_memory
-        self._http = http
-        self.fetched = {shared_memory.name: 0, http.name: 0}
+    def __init__(self, ways: Sequence[Transport]) -> None:
+        self._ways = ways
+        self.fetched = {way.name: 0 for way in ways}
 
     async def fetch(self, source: BlockSource, hashes: bytes, deliver: Deliver) -> int:
         """As `Transport.fetch`."""
-        way = self._shared_memory if _on_this_host(source.pool) else self._http
+        way = next((way for way in self._ways if way.reaches(source)), None)
+        if way is None:
+            raise TransportError(f"{source.node}: none of this node's transports reaches its pool")
         arrived = await way.fetch(source, hashes, deliver)
         self.fetched[way.name] += arrived
         return arrived

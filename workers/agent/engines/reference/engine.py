@@ -35,7 +35,7 @@ from workers.agent.engines.reference.weights import Weights, load_weights
 from workers.agent.pool import KvPool, open_pool
 from workers.agent.shared_memory import HASH_BYTES, PoolError, PoolGeometry
 from workers.agent.spec import NodeSpec, SpecError
-from workers.agent.transport import BlockSource, HttpTransport, SharedMemoryTransport, Transports
+from workers.agent.transport import BlockSource, HttpTransport, SharedMemoryTransport, Transport, Transports
 
 FRAMES_AT_ONCE = 4
 
@@ -88,10 +88,10 @@ class ReferenceEngine:
         except PoolError as error:
             raise SpecError("nodes", str(error)) from None
         self._session = aiohttp.ClientSession()
-        transports = Transports(SharedMemoryTransport(geometry), HttpTransport(geometry, context.token, self._session))
+        transports = Transports(self._ways(geometry))
         limits = spec.limits
         self._transports = transports
-        self._fetcher = Fetcher(self._pool, transports, spec.name, limits.fetch_deadline_s, limits.fetch_parallel)
+        self._fetcher = Fetcher(self._pool, transports, spec.name, limits.fetch_deadline_s, limits.fetch_bytes)
         self._kv = DeviceKv(config, block_tokens, limits.kv_tokens)
         self._loop = EngineLoop(
             LlamaModel(weights, spec.model.context_tokens),
@@ -104,6 +104,14 @@ class ReferenceEngine:
         )
         self._vocabulary = config.vocabulary
         self._loop.start()
+
+    def _ways(self, geometry: PoolGeometry) -> list[Transport]:
+        """The ways to read peers' pools that the node's start file names, in its order."""
+        ways: dict[str, Callable[[], Transport]] = {
+            "shared-memory": lambda: SharedMemoryTransport(geometry),
+            "http": lambda: HttpTransport(geometry, self._context.token, self._session),
+        }
+        return [ways[name]() for name in self._spec.transports]
 
     async def close(self) -> None:
         """End all work. The pool's file is deleted: only a crash leaves it behind, for peers and for the next start."""
