@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from apps.kvcache.domain.events import BranchSignal
@@ -31,6 +32,16 @@ def test_nothing_happens_before_its_time_or_in_the_past() -> None:
     assert not seen
     clock.run_until(3.0)
     assert seen and seen[0] >= 2.0000004
+
+
+def test_a_handler_never_sees_a_time_before_the_one_it_was_promised() -> None:
+    clock, early = Clock(), []
+    rng = Random(1)
+    moments = [rng.random() * 1e4 for _ in range(5000)]
+    for moment in moments:
+        clock.at(moment, TIMEOUT, lambda now, promised: early.append(promised) if now < promised else None, moment)
+    clock.run_until(2e4)
+    assert early == []
 
 
 def one_turn(name: str, helpers: tuple[Any, ...] = (), pause_s: float = 1.0) -> Turn:

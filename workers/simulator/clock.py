@@ -29,7 +29,9 @@ class Clock:
 
     def at(self, seconds: float, priority: int, handler: Handler, thing: Any = None) -> None:
         """Have `handler(now, thing)` called at `seconds`, never before; what is already past is due now."""
-        due_us = ceil(seconds * US - 1e-3)
+        due_us = ceil(seconds * US)
+        if due_us / US < seconds:
+            due_us += 1
         if due_us < self.now_us:
             due_us = self.now_us
         self._sequence += 1
