@@ -30,6 +30,7 @@ class FakeGateway:
 
     arrivals: list[Arrival] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    announced: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     authorizations: set[str] = field(default_factory=set)
     answer: Callable[[Arrival], web.Response | None] = lambda arrival: None
     answer_s: float = 0.0
@@ -96,10 +97,38 @@ class FakeGateway:
         self.ended.append(request.match_info["branch"])
         return web.json_response({"error": {"code": "x", "message": "told to"}}, status=self.end_status)
 
+    async def announce_branch(self, request: web.Request) -> web.Response:
+        self.announced.append((request.match_info["branch"], await request.json()))
+        return web.json_response({"announced": True})
+
+    async def messages(self, request: web.Request) -> web.Response:
+        """Chat completions of OpenAI and messages of Anthropic: recorded, answered with one word."""
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        arrival = Arrival(headers, await request.json(), asyncio.get_running_loop().time())
+        self.arrivals.append(arrival)
+        refusal = self.answer(arrival)
+        if refusal is not None:
+            return refusal
+        if request.path.endswith("/messages"):
+            usage = {"input_tokens": 1, "output_tokens": 1}
+            content = [{"type": "text", "text": "yes"}]
+            return web.json_response(
+                {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": content,
+                 "stop_reason": "end_turn", "stop_sequence": None, "usage": usage}
+            )  # fmt: skip
+        message = {"role": "assistant", "content": "yes"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response(
+            {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        )
+
     def application(self) -> web.Application:
         application = web.Application(client_max_size=16_000_000)
         application.router.add_post("/v1/completions", self.completions)
         application.router.add_post("/v1/branches/{branch}/end", self.end_branch)
+        application.router.add_put("/v1/branches/{branch}", self.announce_branch)
+        application.router.add_post("/v1/chat/completions", self.messages)
+        application.router.add_post("/v1/messages", self.messages)
         return application
 
 

@@ -17,6 +17,7 @@ def test_a_new_branch_sends_its_id_and_version_zero() -> None:
     assert branch.headers() == {
         "x-switchyard-branch": "b1",
         "x-switchyard-branch-version": "0",
+        "x-switchyard-branch-sequence": "1",
         "x-switchyard-program": "run-7",
         "x-llm-d-inference-objective": "premium",
     }
@@ -99,3 +100,19 @@ async def test_a_gateway_that_is_away_does_not_break_the_harness() -> None:
         pass
     with pytest.raises(BranchError, match="b3 was not ended"):
         HarnessClient(UNUSED, "key").branch("b3").end()
+
+
+def test_every_request_has_the_next_number() -> None:
+    branch = HarnessClient(UNUSED, "key").branch("b1")
+    assert [branch.headers()["x-switchyard-branch-sequence"] for _ in range(3)] == ["1", "2", "3"]
+
+
+async def test_a_branch_can_be_announced_by_both_clients(gateway) -> None:
+    client = HarnessClient(gateway.url, "secret")
+    await asyncio.to_thread(client.announce, "a/b", parent="a", relation="fork", program="run")
+    async with aiohttp.ClientSession() as session:
+        await AsyncHarnessClient(gateway.url, "secret", session).announce("a", rewritten=True)
+    assert gateway.announced == [
+        ("a/b", {"parent": "a", "relation": "fork", "program": "run"}),
+        ("a", {"rewritten": True}),
+    ]

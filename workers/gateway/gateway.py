@@ -7,7 +7,7 @@ import contextlib
 import time
 import uuid
 from array import array
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import aiohttp
 import structlog
 
 from apps.kvcache.domain.hashing import PromptHasher
+from workers.agent.engines.reference.gguf_file import ModelFileError
 from workers.gateway.config_source import ConfigSource
 from workers.gateway.driver import Clock, YardDriver
 from workers.gateway.errors import ApiError
@@ -26,19 +27,22 @@ from workers.gateway.session import Session
 from workers.gateway.text import TextCodec, load_codec
 from workers.gateway.upstream import Upstream
 from workers.yard import events
-from workers.yard.config import PartitionConfig
+from workers.yard.config import ModelConfig, PartitionConfig
 from workers.yard.yard import Yard
 
 UPSTREAM_CONNECTIONS = 4096
 KEEPALIVE_S = 60.0
 CONNECT_TIMEOUT_S = 2.0
 DRAIN_S = 5.0
+RETRY_TOKENIZER_S = 5.0
 logger = structlog.get_logger("switchyard.gateway")
 
 
 class NotReady(ApiError):
-    def __init__(self, partition: str) -> None:
+    def __init__(self, partition: str, fault: str | None = None) -> None:
         text = f"The gateway of '{partition}' has no configuration yet; it is waiting for the control plane."
+        if fault is not None:
+            text = f"The gateway of '{partition}' cannot serve: {fault.partition(':')[0]}."
         super().__init__(503, text, code="not_ready", headers={"retry-after": "2"})
 
 
@@ -113,6 +117,7 @@ class Gateway:
         self.partition = partition
         self.started_at = time.time()
         self.serving: Serving | None = None
+        self.fault: str | None = None
         self.link = RedisLink(redis_url)
         self.source = ConfigSource(partition, config_file, self.link)
         self.publisher = Publisher(partition, redis_url, self.link, self.snapshot)
@@ -138,21 +143,36 @@ class Gateway:
     async def _run(self) -> None:
         assert self._http is not None
         config = await self.source.first()
-        codec = await asyncio.to_thread(load_codec, config.model)
+        codec = await self._codec(config.model)
         self.serving = Serving(config, codec, self.agent_token, self._http, self.publisher)
         self._tasks.append(self._task(self.publisher.run(), "publisher"))
         await self.source.watch(self.serving.apply)
 
+    async def _codec(self, model: ModelConfig) -> TextCodec:
+        """The model's tokenizer; without it no prompt can be read, so it is tried again and again, and said so."""
+        while True:
+            try:
+                codec = await asyncio.to_thread(load_codec, model)
+            except (OSError, ValueError, ModelFileError) as error:
+                self.fault = f"tokenizer missing: {str(error)[:300]}"
+                logger.error("the tokenizer cannot be loaded", problem=self.fault)
+                await asyncio.sleep(RETRY_TOKENIZER_S)
+            else:
+                self.fault = None
+                return codec
+
     def ready(self) -> Serving:
-        """What serves. Raises NotReady (503) before the first configuration."""
+        """What serves. Raises NotReady (503) before the first configuration, or while its tokenizer is missing."""
         if self.serving is None:
-            raise NotReady(self.partition)
+            raise NotReady(self.partition, self.fault)
         return self.serving
 
     @property
     def degraded(self) -> list[str]:
         """What the gateway does without at the moment, in words."""
-        missing = []
+        missing = [] if self.fault is None else [self.fault]
+        if self.serving is not None:
+            missing += _blind(self.serving.yard.blind(self.serving.clock()))
         if self.link.down_since is not None:
             missing.append(
                 f"Redis is away since {time.time() - self.link.down_since:.0f} s: live view and telemetry wait"
@@ -188,6 +208,17 @@ class Gateway:
                 await self.link.close()
         if self._http is not None:
             await self._http.close()
+
+
+def _blind(unseen: Mapping[str, str]) -> list[str]:
+    """What the router cannot see, in words."""
+    by_cause: dict[str, list[str]] = {}
+    for node, cause in unseen.items():
+        by_cause.setdefault(cause, []).append(node)
+    return [
+        f"the router does not know what {', '.join(nodes)} holds ({cause}): only its load is weighed there"
+        for cause, nodes in sorted(by_cause.items())
+    ]
 
 
 def _report_death(task: asyncio.Task[None]) -> None:

@@ -365,7 +365,7 @@ def _no_branch(branch: str) -> ApiError:
 
 async def _health(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    status = "waiting for a configuration" if gateway.serving is None else "ok"
+    status = "ok" if gateway.serving is not None else gateway.fault or "waiting for a configuration"
     version = None if gateway.serving is None else gateway.serving.config.version
     return web.json_response(
         {"status": status, "partition": gateway.partition, "config_version": version, "degraded": gateway.degraded}

@@ -29,6 +29,7 @@ import aiohttp
 
 BRANCH = "x-switchyard-branch"
 BRANCH_VERSION = "x-switchyard-branch-version"
+BRANCH_SEQUENCE = "x-switchyard-branch-sequence"
 BRANCH_END = "x-switchyard-branch-end"
 PARENT = "x-switchyard-parent"
 RELATION = "x-switchyard-relation"
@@ -71,6 +72,7 @@ class BranchSignals:
         self.program = program and check_name("program", program)
         self.objective = objective and check_name("objective", objective)
         self.version_number = 0
+        self.sequence_number = 0
         self.ended = False
 
     def version(self) -> int:
@@ -80,9 +82,15 @@ class BranchSignals:
         return self.version_number
 
     def headers(self, *, end: bool = False) -> dict[str, str]:
-        """Headers of the next request. `end` marks it as the branch's last one: nothing else has to be sent."""
+        """Headers of the next request, once for each: they are numbered, so a repeat with the same ones changes nothing.
+        `end` marks it as the branch's last one: nothing else has to be sent."""
         self._refuse_if_ended("continued")
-        signals = {BRANCH: self.branch_id, BRANCH_VERSION: str(self.version_number)}
+        self.sequence_number += 1
+        signals = {
+            BRANCH: self.branch_id,
+            BRANCH_VERSION: str(self.version_number),
+            BRANCH_SEQUENCE: str(self.sequence_number),
+        }
         if self.parent and self.relation:
             signals[PARENT] = self.parent
             signals[RELATION] = self.relation
@@ -100,9 +108,18 @@ class BranchSignals:
             raise BranchError(f"branch {self.branch_id} has ended and cannot be {verb}")
 
 
-def end_url(gateway_url: str, branch_id: str) -> str:
-    """Where a branch is ended without a request."""
-    return f"{gateway_url.rstrip('/')}/v1/branches/{urllib.parse.quote(branch_id, safe='')}/end"
+def branch_url(gateway_url: str, branch_id: str) -> str:
+    """Where a branch is spoken of without a request."""
+    return f"{gateway_url.rstrip('/')}/v1/branches/{urllib.parse.quote(branch_id, safe='')}"
+
+
+def announcement(
+    parent: str | None, relation: Relation | None, program: str | None, rewritten: bool
+) -> dict[str, str | bool]:
+    """The body of `PUT /v1/branches/{id}`."""
+    said: dict[str, str | None] = {"parent": parent, "relation": relation, "program": program}
+    body: dict[str, str | bool] = {name: value for name, value in said.items() if value is not None}
+    return body | ({"rewritten": True} if rewritten else {})
 
 
 class Branch(BranchSignals):
@@ -152,10 +169,27 @@ class HarnessClient:
 
     def end_branch(self, branch_id: str) -> None:
         """`POST /v1/branches/{id}/end`. A branch the gateway does not know (404) counts as ended. Raises `BranchError`."""
+        self._call("POST", branch_url(self.gateway_url, branch_id) + "/end", {}, f"branch {branch_id} was not ended")
+
+    def announce(
+        self,
+        branch_id: str,
+        *,
+        parent: str | None = None,
+        relation: Relation | None = None,
+        program: str | None = None,
+        rewritten: bool = False,
+    ) -> None:
+        """`PUT /v1/branches/{id}`: what is to be known of a branch before its first request, or (`rewritten`) before the
+        first request after a compaction. Saying it again changes nothing. Raises `BranchError`."""
+        body = announcement(parent, relation, program, rewritten)
+        self._call("PUT", branch_url(self.gateway_url, branch_id), body, f"branch {branch_id} was not announced")
+
+    def _call(self, method: str, url: str, body: dict[str, str | bool], failed: str) -> None:
         request = urllib.request.Request(  # noqa: S310 (the gateway's own URL)
-            end_url(self.gateway_url, branch_id),
-            data=b"{}",
-            method="POST",
+            url,
+            data=json.dumps(body).encode(),
+            method=method,
             headers={"Authorization": f"Bearer {self._api_key}", "Content-Type": "application/json"},
         )
         try:
@@ -163,9 +197,9 @@ class HarnessClient:
                 return
         except urllib.error.HTTPError as refusal:
             with refusal:
-                _check_end_answer(branch_id, refusal.code, refusal.read())
+                _check_answer(failed, refusal.code, refusal.read())
         except OSError as problem:
-            raise BranchError(f"branch {branch_id} was not ended: {problem}") from problem
+            raise BranchError(f"{failed}: {problem}") from problem
 
 
 class AsyncBranch(BranchSignals):
@@ -220,14 +254,32 @@ class AsyncHarnessClient:
 
     async def end_branch(self, branch_id: str) -> None:
         """`POST /v1/branches/{id}/end`. A branch the gateway does not know (404) counts as ended. Raises `BranchError`."""
+        await self._call(
+            "POST", branch_url(self.gateway_url, branch_id) + "/end", {}, f"branch {branch_id} was not ended"
+        )
+
+    async def announce(
+        self,
+        branch_id: str,
+        *,
+        parent: str | None = None,
+        relation: Relation | None = None,
+        program: str | None = None,
+        rewritten: bool = False,
+    ) -> None:
+        """As `HarnessClient.announce`."""
+        body = announcement(parent, relation, program, rewritten)
+        await self._call("PUT", branch_url(self.gateway_url, branch_id), body, f"branch {branch_id} was not announced")
+
+    async def _call(self, method: str, url: str, body: dict[str, str | bool], failed: str) -> None:
         try:
-            async with self._session.post(
-                end_url(self.gateway_url, branch_id), json={}, headers=self._headers, timeout=self._timeout
+            async with self._session.request(
+                method, url, json=body, headers=self._headers, timeout=self._timeout
             ) as answer:
                 if answer.status >= 300:
-                    _check_end_answer(branch_id, answer.status, await answer.read())
+                    _check_answer(failed, answer.status, await answer.read())
         except (aiohttp.ClientError, TimeoutError) as problem:
-            raise BranchError(f"branch {branch_id} was not ended: {problem or type(problem).__name__}") from problem
+            raise BranchError(f"{failed}: {problem or type(problem).__name__}") from problem
 
 
 def _child_signals(parent: BranchSignals, relation: Relation) -> dict[str, str | None]:
@@ -239,11 +291,11 @@ def _child_signals(parent: BranchSignals, relation: Relation) -> dict[str, str |
     }
 
 
-def _check_end_answer(branch_id: str, status: int, body: bytes) -> None:
+def _check_answer(failed: str, status: int, body: bytes) -> None:
     if status == 404:
         return
     try:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = body[:200].decode("utf-8", "replace")
-    raise BranchError(f"branch {branch_id} was not ended: the gateway answered {status}: {message}")
+    raise BranchError(f"{failed}: the gateway answered {status}: {message}")
