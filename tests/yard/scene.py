@@ -24,7 +24,8 @@ class Scene:
     ) -> None:
         self.now = 1000.0
         phases = phases or PHASES
-        nodes = [node(name, order, phase, "http://h") for order, (name, phase) in enumerate(phases.items())]
+        described = [node(name, order, phase, "http://h") for order, (name, phase) in enumerate(phases.items())]
+        nodes = changes.pop("nodes", described)
         self.document = document(nodes, **changes)
         self.document["flow"]["prefill"]["limit_per_node"] = limit_per_node
         self.document["flow"]["decode"]["limit_per_node"] = decode_limit

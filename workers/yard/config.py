@@ -143,6 +143,8 @@ class LeaseConfig:
 
 @dataclass(frozen=True, slots=True)
 class PartitionConfig:
+    """All of it. `whole_only`: every node serves requests whole, so nothing is ever handed over."""
+
     version: int
     partition: str
     published_at: float
@@ -157,6 +159,7 @@ class PartitionConfig:
     lease: LeaseConfig
     slo_ttft_s: float | None = None
     keys_by_sha256: Mapping[str, KeyConfig] = field(default_factory=dict)
+    whole_only: bool = False
 
     @classmethod
     def parse(cls, document: object) -> PartitionConfig:
@@ -164,21 +167,23 @@ class PartitionConfig:
         root = _Reader("", document)
         keys = tuple(_key(item) for item in root.items("keys"))
         network = _network(root.section("network"))
+        nodes = _unique(root, "nodes", _node, lambda node: node.name)
         config = cls(
             version=root.integer("version", low=0),
             partition=root.text("partition"),
             published_at=root.number("published_at", default=0.0),
             model=_model(root.section("model")),
             network=network,
-            nodes=_unique(root, "nodes", _node, lambda node: node.name),
+            nodes=nodes,
             tenants=_unique(root, "tenants", _tenant, lambda tenant: tenant.name),
             keys=keys,
             objectives=_unique(root, "objectives", _objective, lambda objective: objective.name),
             flow=_flow(root.document),
-            routing=_routing(root.section("routing", optional=True), network),
+            routing=_routing(root.section("routing", optional=True), network, nodes),
             lease=_lease(root.section("lease", optional=True)),
             slo_ttft_s=root.section("slo", optional=True).optional_number("ttft_s", low=0),
             keys_by_sha256=MappingProxyType({key.sha256: key for key in keys}),
+            whole_only=bool(nodes) and all(node.serves_whole for node in nodes.values()),
         )
         _check_references(config)
         return config
@@ -388,8 +393,11 @@ def _flow(document: Mapping[str, Any]) -> FlowConfig:
         raise ConfigError(error.field, error.expected) from None
 
 
-def _routing(reader: _Reader, network: NetworkProfile) -> RoutingPolicy:
-    return RoutingPolicy(name=reader.text("policy", default="ttft", among=POLICIES), network=network)
+def _routing(reader: _Reader, network: NetworkProfile, nodes: Mapping[str, NodeConfig]) -> RoutingPolicy:
+    """Nobody can fetch from an existing engine's memory, so among those the router does not plan to."""
+    direct = any(node.direct is not None for node in nodes.values())
+    name = reader.text("policy", default="ttft", among=POLICIES)
+    return RoutingPolicy(name=name, network=network, fetch=False if direct else None)
 
 
 def _lease(reader: _Reader) -> LeaseConfig:

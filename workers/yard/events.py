@@ -167,6 +167,16 @@ class DecodeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRefused:
+    """The engine answered with an error that is the client's (a bad field, a prompt too long): the client got it as it is,
+    and no other node would do better. It says nothing against the node."""
+
+    request_id: str
+    http_status: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     node: str
     status: NodeState
@@ -247,6 +257,7 @@ Event = (
     | DecodeProgress
     | DecodeFinished
     | DecodeFailed
+    | EngineRefused
     | NodeStatus
     | NodeStatuses
     | NodeEvents

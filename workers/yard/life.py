@@ -123,8 +123,13 @@ class RequestLife:
             self._m.tell_flow(now, flow_events.Withdraw(state.request_id))
 
     def _announce_decode(self, now: float, state: RequestState) -> bool:
-        """Keeps a place on a decode node. Refuses a request that fits on none of them, ever."""
+        """Keeps a place on a decode node. Refuses a request that fits on none of them, ever.
+
+        Where every node serves requests whole, the place is that of the prefill, which is chosen after this.
+        """
         self._m.placement.loads.finished(now, state.request_id)
+        if self._m.config.whole_only:
+            return True
         choice = self._m.placement.choose_decode(now, state, self._m.home(state, "decode"))
         state.decode_node = choice.node
         if choice.node is not None:
@@ -146,6 +151,11 @@ class RequestLife:
             state.reason = choice.reason
             return False
         node = self._m.fleet.nodes.by_name[choice.node]
+        state.whole = node.config.serves_whole
+        if state.whole:
+            self._m.placement.loads.finished(now, state.request_id)
+            self._m.placement.announce_decode(state, choice.node)
+            state.decode_node = choice.node
         self._m.placement.place_prefill(now, state, choice)
         state.attempts += 1
         state.move(now, Stage.PREFILLING, choice.reason)
@@ -235,7 +245,7 @@ class RequestLife:
         """Hands the computed context to the announced node, or to another one when that cannot take it any more."""
         announced = state.decode_node
         reason = f"{announced}: announced when the prefill was placed"
-        if announced is None or announced in state.avoid or not self._m.fleet.takes(announced, "decode"):
+        if not self._can_take_decode(state, announced) and not (state.whole and announced == state.prefill_node):
             self._m.placement.loads.finished(now, state.request_id)
             choice = self._m.placement.choose_decode(now, state, self._m.home(state, "decode"))
             state.decode_node, reason = choice.node, choice.reason
@@ -258,6 +268,9 @@ class RequestLife:
                 reason=reason,
             )
         )
+
+    def _can_take_decode(self, state: RequestState, node: str | None) -> bool:
+        return node is not None and node not in state.avoid and self._m.fleet.takes(node, "decode")
 
     def first_token(self, now: float, event: events.FirstToken) -> None:
         state = self._m.requests.get(event.request_id)
@@ -289,6 +302,12 @@ class RequestLife:
         state = self._in(event.request_id, Stage.HANDING_OVER, Stage.DECODING)
         if state is not None:
             self._retry(now, state, state.decode_node, event.retryable, event.reason, event.message)
+
+    def engine_refused(self, now: float, event: events.EngineRefused) -> None:
+        state = self._in(event.request_id, Stage.PREFILLING, Stage.HANDING_OVER, Stage.DECODING)
+        if state is not None:
+            self._m.fleet.served(state.prefill_node if state.stage is Stage.PREFILLING else state.decode_node)
+            self._finish(now, state, Stage.FAILED, event.message, drop_code=f"engine-{event.http_status}")
 
     def answer_ended(self, now: float, event: events.AnswerEnded) -> None:
         state = self._m.requests.get(event.request_id)
@@ -482,8 +501,8 @@ class RequestLife:
         placed = [s for s in self._m.requests.values() if s.stage is Stage.PREFILLING and s.prefill_node == node.name]
         placed.sort(key=lambda state: state.placed_at)
         running = node.status.running_prefill if node.status is not None else 0
-        if not self._m.fleet.nodes.taking("prefill"):
-            return
+        if not self._m.fleet.nodes.taking("prefill") or node.config.direct is not None:
+            return  # of an existing engine nobody knows which requests it has begun
         for state in placed[running:]:
             self._m.out.append(commands.AbortOnNode(node.name, state.request_id, "prefill"))
             self._m.placement.loads.finished_prefill(now, state.request_id)

@@ -57,7 +57,7 @@ class RequestState:
     """One living request. Times are the driver's clock; `sent_tokens` output tokens have gone to the client.
 
     `in_flow` says whether flow control still counts it, `holds_prefill` whether its prefill place is still taken: each is
-    given back exactly once. `broken` counts broken attempts, `avoid` names the nodes they broke on.
+    given back exactly once. `whole`: the node that prefills it decodes it too, in one call. `broken` counts broken attempts, `avoid` names the nodes they broke on.
     """
 
     request: YardRequest
@@ -71,6 +71,7 @@ class RequestState:
     prefill_node: str | None = None
     decode_node: str | None = None
     placed_at: float = 0.0
+    whole: bool = False
     attempts: int = 0
     broken: Attempts = field(default_factory=Attempts)
     handed_over: HandedOver | None = None

@@ -45,6 +45,7 @@ class Yard:
             events.DecodeProgress: self._life.decode_progress,
             events.DecodeFinished: self._life.decode_finished,
             events.DecodeFailed: self._life.decode_failed,
+            events.EngineRefused: self._life.engine_refused,
             events.NodeStatus: self._node_status,
             events.NodeStatuses: self._node_statuses,
             events.NodeEvents: self._node_events,
@@ -85,6 +86,11 @@ class Yard:
         """The live snapshot (docs/interfaces.md, section 9). The driver adds what it alone knows under `gateway`."""
         self._snapshot_seq += 1
         return take_snapshot(now, self, self._snapshot_seq)
+
+    def blind(self, now: float) -> dict[str, str]:
+        """Nodes of which it is not known what they hold, and why. One that is down is no candidate, so it does not count."""
+        alive = [node.name for node in self.fleet.nodes if node.health != "down" and node.config.enabled]
+        return self.kv.unseen(now, alive)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the machines disagree about who is where."""
