@@ -86,3 +86,22 @@ def test_a_server_that_fails_is_left_for_another() -> None:
     assert scene.decode_node("r1") == scene.prefill_node("r1")
     scene.done("r1")
     scene.assert_nothing_is_held()
+
+
+def test_what_an_engine_had_cached_counts_when_it_tells_at_the_end() -> None:
+    scene = DirectScene({"v1": "mixed"})
+    scene.arrive("r1", blocks=10)
+    scene.feed(events.PrefillFinished("r1", None))
+    told = events.PrefillResult(cached_tokens=128, fetched_tokens=0, computed_tokens=513)
+    scene.feed(events.DecodeFinished("r1", "stop", 7, result=told))
+    assert scene.record("r1")["cached_tokens"] == 128
+    assert scene.yard.kv.reuse_by("node")["v1"].actual_tokens == 128
+    scene.assert_nothing_is_held()
+
+
+def test_an_engine_that_tells_nothing_is_taken_to_have_done_what_was_predicted() -> None:
+    scene = DirectScene({"v1": "mixed"})
+    scene.arrive("r1", blocks=10)
+    scene.feed(events.PrefillFinished("r1", None))
+    scene.feed(events.DecodeFinished("r1", "stop", 7))
+    assert scene.record("r1")["computed_tokens"] == scene.record("r1")["prompt_tokens"]

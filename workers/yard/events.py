@@ -119,8 +119,10 @@ class PrefillAccepted:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFinished:
+    """The first token is there. `result` None: the engine tells what it had cached at the answer's end, if at all."""
+
     request_id: str
-    result: PrefillResult
+    result: PrefillResult | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +152,14 @@ class DecodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class DecodeFinished:
-    """`output_tokens` counts the whole answer; `stored_chain` are the decoded blocks that the pool now holds."""
+    """`output_tokens` counts the whole answer; `stored_chain` are the decoded blocks that the pool now holds. `result`: what
+    became of the prompt, where `PrefillFinished` could not tell; None there and here means as predicted."""
 
     request_id: str
     reason: str
     output_tokens: int
     stored_chain: bytes = b""
+    result: PrefillResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

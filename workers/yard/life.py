@@ -157,6 +157,7 @@ class RequestLife:
             self._m.placement.announce_decode(state, choice.node)
             state.decode_node = choice.node
         self._m.placement.place_prefill(now, state, choice)
+        state.expected_cached_tokens = choice.chosen.cached_tokens if choice.chosen is not None else 0
         state.attempts += 1
         state.move(now, Stage.PREFILLING, choice.reason)
         state.prefill_node, state.placed_at = choice.node, now
@@ -196,16 +197,17 @@ class RequestLife:
         result = event.result
         self._m.placement.loads.finished_prefill(now, state.request_id)
         self._m.fleet.served(state.prefill_node)
-        if state.result is None:
+        if state.result is None and result is not None:
             self._account_prefill(now, state, result)
+        first_finish = result.first_finish if result is not None else None
         self._release_prefill(now, state)
         self._release_handoff(state, unless_on=state.prefill_node)
-        if result.first_finish in (None, "stop-string"):
+        if first_finish in (None, "stop-string"):
             state.handed_over = HandedOver(state.prefill_node, now, state.context_tokens)
-        if result.first_finish != "stop":
+        if first_finish != "stop":
             state.sent_tokens += 1
             self._m.outcomes.output(now, 1)
-        if result.first_finish is not None:
+        if first_finish is not None:
             self._finish(now, state, Stage.DONE, state.reason, stored_chain=b"")
         else:
             self._start_decode(now, state)
@@ -231,6 +233,13 @@ class RequestLife:
                 workload=request.objective,
             ),
         )
+
+    @staticmethod
+    def _as_predicted(state: RequestState) -> events.PrefillResult:
+        """What the router expected of the prompt: an engine that tells nothing is taken to have done that."""
+        prompt_tokens = state.request.prompt.tokens
+        cached = min(state.expected_cached_tokens, prompt_tokens)
+        return events.PrefillResult(cached, 0, prompt_tokens - cached)
 
     def prefill_failed(self, now: float, event: events.PrefillFailed) -> None:
         state = self._in(event.request_id, Stage.PREFILLING)
@@ -296,6 +305,8 @@ class RequestLife:
         if state is not None:
             state.sent_tokens = event.output_tokens
             self._m.fleet.served(state.decode_node)
+            if state.result is None:
+                self._account_prefill(now, state, event.result or self._as_predicted(state))
             self._finish(now, state, Stage.DONE, state.reason, stored_chain=event.stored_chain)
 
     def decode_failed(self, now: float, event: events.DecodeFailed) -> None:

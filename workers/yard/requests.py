@@ -81,6 +81,7 @@ class RequestState:
     queue_s: float | None = None
     flow_outcome: Outcome | None = None
     predicted_ttft_s: float | None = None
+    expected_cached_tokens: int = 0
     terms: Sequence[CandidateTerms] = ()
     blind: tuple[str, ...] = ()
     reason: str = ""
