@@ -205,8 +205,9 @@ class Partition:
         self._settle(now)
 
     def _journal(self, now: float, command: commands.Journal) -> None:
-        for listener in self.on_record:
-            listener(now, command.record)
+        if not command.of_request:
+            for listener in self.on_record:
+                listener(now, command.record)
 
     # ---- harnesses -----------------------------------------------------------------------------------------------
 

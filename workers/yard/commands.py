@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,9 +109,21 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A telemetry record (docs/interfaces.md, section 10): `record["kind"]` is request, load or cost-window."""
+    """A telemetry record (docs/interfaces.md, section 10): `record["kind"]` is request, load or cost-window. One of a
+    request (`of_request`) is made when it is first read; `source` holds it, or what makes it."""
 
-    record: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, Any] | Callable[[], dict[str, Any]]
+    _made: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def of_request(self) -> bool:
+        return callable(self.source)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        if not self._made:
+            self._made.append(self.source() if callable(self.source) else self.source)
+        return self._made[0]
 
 
 Command = (

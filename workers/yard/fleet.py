@@ -44,6 +44,8 @@ class Fleet:
         self._took: dict[tuple[str, Stage], bool] = {}
         self._pools: tuple[PoolChanged, ...] = ()
         self.judge_again = False
+        self.next_change: float | None = None
+        """When the nodes have to be judged again, nothing heard; not later than so, as of the last `refresh`."""
         self.nodes.configure(now, config)
 
     def configure(self, now: float, config: PartitionConfig) -> list[KnownNode]:
@@ -71,7 +73,7 @@ class Fleet:
             node.breaker.succeeded()
 
     def failed(self, now: float, name: str | None, reason: str, retryable: bool) -> None:
-        """A call to the node failed; what is its own fault counts against it."""
+        """A call to the node failed; what is its own fault counts against it, and where no process is, it is down."""
         node = self.nodes.get(name) if name is not None else None
         if node is None:
             return
@@ -136,6 +138,12 @@ class Fleet:
                     self._iterations(now, node, event["rows"])
                 yield kv_events.NodeSequence(name, seq)
 
+    def worked(self, now: float, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Iterations of a node that did not come with its event stream."""
+        node = self.nodes.get(name)
+        if node is not None:
+            self._iterations(now, node, rows)
+
     def _phase_event(self, node: KnownNode, event: Mapping[str, Any]) -> None:
         """Phase news travel by the stream first; the next status repeats them."""
         if node.status is not None and event["generation"] >= node.status.generation:
@@ -176,6 +184,7 @@ class Fleet:
         pools = tuple(self.pool(stage) for stage in STAGES)
         changes.any = changes.any or pools != self._pools
         self._pools = pools
+        self.next_change = self.nodes.next_change()
         return changes
 
     def pool(self, stage: Stage) -> PoolChanged:
@@ -196,5 +205,5 @@ class Fleet:
         return records
 
     def next_deadline(self) -> float:
-        changes = [at for at in (self.nodes.next_change(),) if at is not None]
-        return min([self.load.due_at, self._costs_due_at, *changes])
+        due = min(self.load.due_at, self._costs_due_at)
+        return due if self.next_change is None else min(due, self.next_change)

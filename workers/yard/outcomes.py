@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,10 +42,15 @@ class Outcomes:
     def __init__(self, now: float) -> None:
         self.counters = Counters()
         self.recoveries: Counter[str] = Counter()
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, RequestState, str]] = deque(maxlen=RECENT)
         self._ttft_s, self._e2e_s, self._tpot_s, self._queue_s = (SampleWindow(WINDOW_S) for _ in range(4))
         self.foresight = Foresight(WINDOW_S)
         self._requests, self._prompt, self._computed, self._output = (RateWindow(WINDOW_S, now) for _ in range(4))
+
+    @property
+    def recent(self) -> list[dict[str, Any]]:
+        """The requests that ended last, newest first."""
+        return [_row(*ended) for ended in self._recent]
 
     def arrived(self) -> None:
         self.counters.arrived += 1
@@ -70,8 +76,10 @@ class Outcomes:
         if state.predicted_ttft_s is not None and ttft_s > 0:
             self.foresight.measured(now, state.prefill_node, state.predicted_ttft_s, ttft_s)
 
-    def ended(self, now: float, state: RequestState, drop_code: str | None, t_acc: float) -> dict[str, Any]:
-        """Counts the end of a request; answers its telemetry record."""
+    def ended(
+        self, now: float, state: RequestState, drop_code: str | None, t_acc: float
+    ) -> Callable[[], dict[str, Any]]:
+        """Counts the end of a request; answers what makes its telemetry record when somebody reads it."""
         outcome = OUTCOMES[state.stage]
         setattr(self.counters, outcome, getattr(self.counters, outcome) + 1)
         if state.stage is Stage.DONE:
@@ -79,9 +87,8 @@ class Outcomes:
             self._e2e_s.add(now, now - state.arrived_at)
             if state.sent_tokens > 1 and state.first_token_at is not None and state.last_token_at is not None:
                 self._tpot_s.add(now, (state.last_token_at - state.first_token_at) / (state.sent_tokens - 1))
-        row = _row(now, state, outcome)
-        self.recent.appendleft(row)
-        return _record(row, state, drop_code, t_acc)
+        self._recent.appendleft((now, state, outcome))
+        return lambda: _record(_row(now, state, outcome), state, drop_code, t_acc)
 
     def latency(self, now: float) -> dict[str, Any]:
         return {

@@ -216,7 +216,7 @@ class Yard:
             self._m.tell_kv(now, kv_events.Tick())
         for record in self.fleet.due_records(now):
             self._m.out.append(commands.Journal(record))
-        health_change = self.fleet.nodes.next_change()
+        health_change = self.fleet.next_change
         waited_out = any(now >= state.waiting_until for state in self._life.waiting.values())
         if waited_out or (health_change is not None and now >= health_change):
             self._nodes_changed(now)
