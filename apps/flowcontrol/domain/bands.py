@@ -118,16 +118,21 @@ class Band:
         """A dispatched request cost `tokens` more (below 0: fewer) than was expected."""
         self._fairness.settled(now, waiting, tokens)
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, now: float, waiting: Waiting) -> None:
         """A request stops waiting without being dispatched."""
         line = self._lines[self._fairness.line_key(waiting.request)]
         line.discard(waiting)
         self._leave(waiting, line)
+        if len(line):
+            self._fairness.shortened(now, line)
 
     def shed_order(self) -> Iterator[Waiting]:
-        """Who gives way first: requests that start a branch, newest first, then the others, newest first."""
-        yield from reversed(self._starters.values())
-        yield from (waiting for waiting in reversed(self._members.values()) if not waiting.request.starts_branch)
+        """Who gives way first: requests that start a branch, newest first, then the others, newest first. Withdrawn ones
+        come last of each: they were on their way already."""
+        others = [waiting for waiting in reversed(self._members.values()) if not waiting.request.starts_branch]
+        for group in (list(reversed(self._starters.values())), others):
+            yield from (waiting for waiting in group if not waiting.withdrawn)
+            yield from (waiting for waiting in group if waiting.withdrawn)
 
     def count_dispatch(self, now: float, flow_id: str) -> None:
         self.meter.count(now)

@@ -350,7 +350,7 @@ class FlowController:
 
     def _evict(self, now: float, waiting: Waiting, outcome: Outcome, message: str, out: list[Command]) -> None:
         """A waiting request leaves without being dispatched."""
-        waiting.band.remove(waiting)
+        waiting.band.remove(now, waiting)
         self._count_waiting(waiting, -1)
         self._refuse(now, waiting, outcome, message, out)
 

@@ -45,6 +45,10 @@ class FairnessPolicy(Protocol):
         """A dispatched request came back unserved, already at the head of its line (`filled` came before if needed)."""
         ...
 
+    def shortened(self, now: float, line: Line) -> None:
+        """A request left the line without being dispatched; others still wait there."""
+        ...
+
     def settled(self, now: float, waiting: Waiting, tokens: int) -> None:
         """A dispatched request cost `tokens` more (or, below 0, fewer) than `waiting.service_tokens` said."""
         ...
@@ -76,6 +80,9 @@ class RoundRobin:
     def returned(self, now: float, line: Line, waiting: Waiting) -> None:
         self._round.move_to_end(line.key, last=False)
 
+    def shortened(self, now: float, line: Line) -> None:
+        """Its turn stays."""
+
     def settled(self, now: float, waiting: Waiting, tokens: int) -> None:
         """Counts requests only."""
 
@@ -105,6 +112,9 @@ class GlobalStrict:
         """Nothing to remember."""
 
     def returned(self, now: float, line: Line, waiting: Waiting) -> None:
+        """Nothing to remember."""
+
+    def shortened(self, now: float, line: Line) -> None:
         """Nothing to remember."""
 
     def settled(self, now: float, waiting: Waiting, tokens: int) -> None:

@@ -101,6 +101,9 @@ class TokenFair:
     def returned(self, now: float, line: Line, waiting: Waiting) -> None:
         self._enter(line, self._accounts[line.key] - waiting.service_tokens / _weight(waiting))
 
+    def shortened(self, now: float, line: Line) -> None:
+        """Its account stays."""
+
     def settled(self, now: float, waiting: Waiting, tokens: int) -> None:
         """A flow that was charged too much gets it back while it waits, or while its account is above the level."""
         if not len(self._lines):
@@ -158,6 +161,9 @@ class LeastAttainedService:
 
     def returned(self, now: float, line: Line, waiting: Waiting) -> None:
         self._charge(now, line.key, -waiting.service_tokens)
+        self._rank(now, line)
+
+    def shortened(self, now: float, line: Line) -> None:
         self._rank(now, line)
 
     def settled(self, now: float, waiting: Waiting, tokens: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -45,6 +46,30 @@ def test_weights_divide_the_tokens():
     cluster.run()
     served = flows_of(cluster, 40)
     assert served == {"a": 30, "b": 10}
+
+
+def test_flows_that_all_wait_are_never_further_apart_than_a_request_each():
+    rng = random.Random(5)
+    weights = {"f0": 0.5, "f1": 1.0, "f2": 1.0, "f3": 3.0}
+    cluster = Cluster(flow_config(limit=1, bands=[BandConfig("standard", 0, fairness="token-fair")]), answer_s=None)
+    cluster.enqueue("running", flow="x")
+    sizes: dict[str, int] = {}
+    for flow, weight in weights.items():
+        for name in names(f"{flow}-", 800):
+            sizes[name] = rng.choice((10, 50, 3000)) if flow != "f1" else 3000
+            cluster.controller.handle(
+                0.0, Enqueue(request(name, flow=flow, uncached_tokens=sizes[name], weight=weight))
+            )
+    accounts = dict.fromkeys(weights, 0.0)
+    (command,) = cluster.controller.handle(0.0, StageReleased("running", "decode"))
+    for _ in range(700):
+        accounts[command.flow_id] += sizes[command.request_id] / weights[command.flow_id]
+        for one in weights:
+            for other in weights:
+                bound = 3000 / weights[one] + 3000 / weights[other]
+                assert abs(accounts[one] - accounts[other]) <= bound
+        (command,) = cluster.controller.handle(0.0, StageReleased(command.request_id, "decode"))
+    assert min(accounts.values()) > 10 * 3000
 
 
 def test_a_flow_that_had_nothing_to_do_gathers_no_claim():
