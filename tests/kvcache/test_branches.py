@@ -497,3 +497,21 @@ def test_without_signals_other_tenants_and_signalled_branches_are_left_alone():
     assert w.see([1, 2, 3, 4], tenant="t").kind == "new"
     w.turn([7, 8, 9], tenant="t")
     assert w.see([7, 8, 9, 10], tenant="other").kind == "new"
+
+
+def test_an_end_that_comes_twice_leaves_the_sub_agents_alone():
+    w = World()
+    w.turn([1, 2], branch_id="main")
+    w.turn([7, 8], branch_id="helper", parent="main", relation="subagent")
+    ended = [command.branch_id for command in w.send(ev.BranchEnded("main")) if isinstance(command, ev.BranchClosed)]
+    assert ended == ["main"] and not w.machine.names_live_branch("main")
+    assert w.send(ev.BranchEnded("main")) == []
+    assert w.machine.branch("helper") is not None and w.counts("d1", [7, 8]) == [1, 1]
+
+
+def test_an_inferred_branch_can_be_ended_by_its_name():
+    w = World()
+    resolved, _ = w.turn([1, 2])
+    assert w.machine.names_live_branch(resolved.branch_id)
+    assert any(isinstance(command, ev.BranchClosed) for command in w.send(ev.BranchEnded(resolved.branch_id)))
+    assert w.machine.branches_live == 0 and w.counts("d1", [1, 2]) == [0, 0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from apps.kvcache.domain.directory import PrefixFacts
 from apps.kvcache.domain.events import BranchSignal, BranchView, Relation, ResolvedKind
@@ -57,6 +58,14 @@ class OpenRequest:
     prompt: HashedPrompt
     facts: PrefixFacts
     served: bool = False
+
+
+class Closed(NamedTuple):
+    """What is remembered of a branch that lived. `named`: a harness called it so, it was not inferred."""
+
+    version: int
+    sequence: int | None
+    named: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +157,7 @@ class Ledger:
         self._leases: list[tuple[float, str]] = []
         self._queued: dict[str, float] = {}
         self._subagents: dict[str, set[str]] = {}
-        self._closed: OrderedDict[str, tuple[int, int | None]] = OrderedDict()
+        self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._announced: OrderedDict[str, Announcement] = OrderedDict()
         self._sessions: dict[str, set[str]] = {}
         self._dormant: OrderedDict[bytes, Dormant] = OrderedDict()  # by the last block that a resumed prompt must have
@@ -176,8 +185,8 @@ class Ledger:
         version = signal.version or 0
         closed = self._closed.get(branch_id)
         if closed is not None and (signal.version is not None or signal.sequence is not None):
-            if not _newer(signal, *closed):
-                return Resolution(branch_id, None, closed[0], "continuation", "signal-stale", stale=True)
+            if not _newer(signal, closed.version, closed.sequence):
+                return Resolution(branch_id, None, closed.version, "continuation", "signal-stale", stale=True)
             return Resolution(branch_id, None, version, "continuation", "signal-resumed")
         if signal.relation is not None:
             return Resolution(branch_id, None, version, signal.relation, "signal-relation")
@@ -213,11 +222,21 @@ class Ledger:
     def closed_version(self, branch_id: str) -> int | None:
         """The last version of a branch that lived before; None when it is not remembered."""
         closed = self._closed.get(branch_id)
-        return None if closed is None else closed[0]
+        return None if closed is None else closed.version
 
     def of_session(self, session: str) -> list[Branch]:
         """Live branches that were inferred in a session, the session's own name among them."""
         return [self.branches[branch_id] for branch_id in sorted(self._sessions.get(session, ()))]
+
+    def ending(self, name: str) -> list[Branch]:
+        """What ends when this name does: the branch that a harness calls so, or nothing when that has ended already; else
+        the session of this name as a whole, or the one inferred branch."""
+        branch, closed = self.branches.get(name), self._closed.get(name)
+        if branch is None:
+            return [] if closed is not None and closed.named else self.whole_session(name)
+        if branch.scope is None:
+            return [branch]
+        return self.whole_session(name) or [branch]
 
     def whole_session(self, session: str) -> list[Branch]:
         """Every live branch of a session: those inferred in it, and the sub-agents that name one of them as parent."""
@@ -336,7 +355,7 @@ class Ledger:
         The parent of a sub-agent has a fresh lease from here on: it is about to go on."""
         del self.branches[branch.branch_id]
         self._queued.pop(branch.branch_id, None)
-        self._closed[branch.branch_id] = (branch.version, branch.sequence)
+        self._closed[branch.branch_id] = Closed(branch.version, branch.sequence, branch.scope is None)
         if len(self._closed) > _MAX_CLOSED:
             self._closed.popitem(last=False)
         if branch.scope:

@@ -120,7 +120,7 @@ class KvMachine:
 
     def names_live_branch(self, name: str) -> bool:
         """Whether BranchEnded of this name would end anything: a branch, or a session's branches."""
-        return name in self._ledger.branches or bool(self._ledger.whole_session(name))
+        return bool(self._ledger.ending(name))
 
     def home(self, branch_id: str, phase: str) -> str | None:
         """The node whose copy the branch counts on for `phase` (`prefill` or `decode`)."""
@@ -256,12 +256,8 @@ class KvMachine:
         )
 
     def _branch_ended(self, now: float, event: ev.BranchEnded, out: list[Any]) -> None:
-        branch = self._ledger.branches.get(event.branch_id)
-        if branch is not None and branch.scope is None:
+        for branch in self._ledger.ending(event.branch_id):
             self._close(now, branch, event.cause, out)
-            return
-        for each in self._ledger.whole_session(event.branch_id):
-            self._close(now, each, event.cause, out)
 
     def _branch_announced(self, now: float, event: ev.BranchAnnounced, out: list[Any]) -> None:
         branch = self._ledger.branches.get(event.branch_id)
