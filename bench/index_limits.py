@@ -121,7 +121,8 @@ def prompt_of(chain: bytes) -> HashedPrompt:
 
 
 def decision(nodes: int, branches: int, decisions: int = 2000) -> dict[str, Any]:
-    """Microseconds of the directory's match, of the whole decision, and of each event on the way."""
+    """Microseconds of the directory's match, of the whole decision, and of each event on the way. Each decision is counted,
+    so the next one finds other loads."""
     cluster = Cluster(nodes, branches)
     network = NetworkProfile(70_000, 50e9, 50e9, 1e-5)
     router, loads = Router(RoutingPolicy("ttft", network)), LoadBook(network)
@@ -135,16 +136,21 @@ def decision(nodes: int, branches: int, decisions: int = 2000) -> dict[str, Any]
     matching: list[int] = []
     whole: list[int] = []
     gc.collect()
-    for _ in range(decisions):
+    for number in range(decisions):
+        now = 1.0 + number / 1000
         chain = cluster.rng.choice(cluster.chains) + cluster.rng.randbytes(HASH_BYTES * TURN_BLOCKS)
         prompt = prompt_of(chain)
         started = time.perf_counter_ns()
         held = cluster.machine.held(prompt)
         matched = time.perf_counter_ns()
-        query = PrefillQuery("r", prompt.tokens, held, BLOCK_TOKENS)
-        choice = router.decide_prefill(1.0, query, facts, loads)
+        query = PrefillQuery(f"r{number}", prompt.tokens, held, BLOCK_TOKENS)
+        choice = router.decide_prefill(now, query, facts, loads)
         ended = time.perf_counter_ns()
         assert choice.node is not None
+        new_tokens = TURN_BLOCKS * BLOCK_TOKENS
+        work = QueuedWork(new_tokens, prompt.tokens - new_tokens, prompt.tokens - new_tokens)
+        loads.placed_prefill(now, query.request_id, choice.node, work)
+        loads.finished_prefill(now, f"r{number - nodes}")
         matching.append(matched - started)
         whole.append(ended - started)
     events = {name: percentiles_us(times) for name, times in cluster.times_ns.items()}
