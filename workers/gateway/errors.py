@@ -46,9 +46,12 @@ class ApiError(Exception):
             headers["x-request-id"] = request_id
         return web.json_response(self.body(), status=self.status, headers=headers)
 
+    def encoded(self) -> bytes:
+        return json.dumps(self.body(), separators=(",", ":")).encode()
+
     def event(self) -> bytes:
         """The error as the last event of a stream that had already begun."""
-        return b"data: " + json.dumps(self.body(), separators=(",", ":")).encode() + b"\n\n"
+        return b"data: " + self.encoded() + b"\n\n"
 
 
 def bad_field(param: str, message: str, code: str | None = "invalid_value") -> ApiError:

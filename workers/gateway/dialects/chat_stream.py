@@ -55,7 +55,7 @@ def pieces(chunk: Mapping[str, Any]) -> Iterator[Piece]:
             yield Finish(choice["finish_reason"], told if isinstance(told, str) else None)
     usage = chunk.get("usage")
     if usage:
-        yield _usage(usage)
+        yield counted(usage)
 
 
 def _content(delta: Mapping[str, Any]) -> Iterator[Piece]:
@@ -71,7 +71,8 @@ def _content(delta: Mapping[str, Any]) -> Iterator[Piece]:
         )
 
 
-def _usage(usage: Mapping[str, Any]) -> Counted:
+def counted(usage: Mapping[str, Any]) -> Counted:
+    """What a `usage` object tells; what it leaves out counts as nothing."""
     prompt = usage.get("prompt_tokens_details") or {}
     output = usage.get("completion_tokens_details") or {}
     return Counted(

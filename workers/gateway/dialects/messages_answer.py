@@ -27,6 +27,7 @@ class MessageAnswer:
     """One answer. Feed it chat chunks in order; it gives the events that they make, and the message they add up to."""
 
     def __init__(self, request_id: str, model: str) -> None:
+        self._request_id = request_id
         self._id = f"msg_{request_id}"
         self._model = model
         self._blocks: list[dict[str, Any]] = []
@@ -56,6 +57,14 @@ class MessageAnswer:
         """The whole message, once everything was pushed."""
         self._close()
         return msgspec.json.encode(self._message())
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error as the last event of a stream that had begun."""
+        return error_event(error, self._request_id)
+
+    def refusal(self, error: ApiError) -> bytes:
+        """The error as the answer."""
+        return error_body(error, self._request_id)
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 

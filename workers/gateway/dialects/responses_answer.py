@@ -75,7 +75,11 @@ class ResponseAnswer:
         self._close()
         return msgspec.json.encode(self._ended())
 
-    def fail(self, error: ApiError) -> bytes:
+    def refusal(self, error: ApiError) -> bytes:
+        """The error as the answer."""
+        return error.encoded()
+
+    def failure(self, error: ApiError) -> bytes:
         """The error as the last event of a stream that had begun."""
         told = {"code": error.code or "server_error", "message": error.message}
         response = self._response | {"status": "failed", "error": told, "output": self._output}

@@ -1,0 +1,113 @@
+"""The part of a body that decisions need, where the engine itself reads the rest: its bytes are not looked into."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import Any
+
+import msgspec
+
+from workers.gateway.errors import ApiError, bad_field
+from workers.gateway.signals import MAX_NAME_LENGTH
+
+BYTES_A_TOKEN = 4
+_WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_NOTHING = msgspec.Raw(b"")
+
+
+class LightBody(msgspec.Struct):
+    """Fields of a chat or text completion. `messages`, `prompt`, `tools`: their JSON as it came."""
+
+    model: str
+    messages: msgspec.Raw = _NOTHING
+    prompt: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    metadata: dict[str, Any] | None = None
+    user: Any = None
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool((self.stream_options or {}).get("include_usage"))
+
+    @property
+    def output_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def session_id(self) -> str | None:
+        """A branch id in the body: `metadata.session_id`, else `user`. Raises ApiError."""
+        found, path = (self.metadata or {}).get("session_id"), "metadata.session_id"
+        if found is None:
+            found, path = self.user, "user"
+        if not isinstance(found, str) or not found:
+            return None
+        if len(found) > MAX_NAME_LENGTH or not found.isprintable():
+            raise bad_field(path, f"'{path}' must be printable text of at most {MAX_NAME_LENGTH} characters.")
+        return found
+
+
+_decoder = msgspec.json.Decoder(LightBody)
+
+
+def read(raw: bytes, chat: bool) -> LightBody:
+    """Raises ApiError (400) naming the first field that is missing or of another type."""
+    try:
+        body = _decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ApiError(400, "The body is not valid JSON.", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+    name, given = ("messages", body.messages) if chat else ("prompt", body.prompt)
+    if not bytes(given):
+        raise bad_field(name, f"'{name}' is needed.", "missing_required_parameter")
+    for path in ("max_tokens", "max_completion_tokens"):
+        value = getattr(body, path)
+        if value is not None and value < 1:
+            raise bad_field(path, f"'{path}' must be a whole number of at least 1.")
+    return body
+
+
+def text_ids(body: LightBody, chat: bool) -> array[int]:
+    """The prompt as ids of four bytes each, in the order in which templates put it: tools first, then the messages.
+
+    A conversation that goes on has the bytes of its last turn as a prefix, so blocks of ids are shared as blocks of tokens
+    would be. Lists of token ids count as they are.
+    """
+    if not chat:
+        raw = bytes(body.prompt)
+        if raw.startswith(b"[") and not raw.lstrip(b"[ \t\r\n").startswith((b'"', b"[")):
+            return _listed(raw)
+        return _packed(raw[1:-1])
+    return _packed(bytes(body.tools) + bytes(body.messages)[:-1])
+
+
+def _packed(raw: bytes) -> array[int]:
+    ids = array("I")
+    ids.frombytes(raw[: len(raw) // BYTES_A_TOKEN * BYTES_A_TOKEN])
+    return ids
+
+
+def _listed(raw: bytes) -> array[int]:
+    try:
+        return array("I", msgspec.json.decode(raw, type=list[int]))
+    except (msgspec.ValidationError, OverflowError):
+        raise bad_field("prompt", "'prompt' must be a text or a list of token ids (0 to 4294967295).") from None
+
+
+def _named(problem: str) -> ApiError:
+    """msgspec's words about a wrong type, with the field's name first."""
+    found = _WHERE.match(problem)
+    what, path = (found[1], found[2]) if found is not None else (problem, None)
+    missing = re.search(r"missing required field `(\w+)`", what)
+    if missing is not None:
+        return bad_field(missing[1], f"'{missing[1]}' is needed.", "missing_required_parameter")
+    if not path:
+        return ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    return bad_field(path, f"'{path}': {what[0].lower()}{what[1:]}.")

@@ -1,0 +1,149 @@
+"""One request to existing engines, between the client's exchange and the calls to the engines. Callbacks only, no task.
+
+    client --exchange--> Relay --Leg--> engine        what comes back is passed on as it comes
+
+A relay has at most one prefill leg and one answer leg at a time. Nothing goes to the client before the answer leg has data,
+so until then another engine can take over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from apps.kvcache.domain.hashing import HashedPrompt
+from workers.direct.bodies import with_fields
+from workers.gateway.dialects.chat_stream import Counted, counted
+from workers.gateway.errors import ApiError
+from workers.gateway.event_stream import EventStream, documents
+from workers.http.client import Call
+from workers.http.exchange import Exchange
+from workers.http.wire import encode_headers
+
+JSON_HEADERS = encode_headers({"content-type": "application/json"})
+STREAM_HEADERS = encode_headers({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"})
+
+
+class Translator(Protocol):
+    """Speaks another API than the engine's: chat chunks in, its events or its whole answer out."""
+
+    def head(self) -> bytes: ...
+
+    def push(self, chunk: Mapping[str, Any]) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def whole(self) -> bytes: ...
+
+    def failure(self, error: ApiError) -> bytes: ...
+
+    def refusal(self, error: ApiError) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Relay:
+    """State of one request. `path` is the engine's; `body` goes to it as it came, with what a leg adds; `head_lines` are
+    the answer's own header lines."""
+
+    exchange: Exchange
+    request_id: str
+    path: str
+    body: bytes
+    stream: bool
+    wants_usage: bool
+    prompt: HashedPrompt
+    translator: Translator | None = None
+    head_lines: bytes = b""
+    room: int | None = None
+    handoff: bytes | None = None
+    prefill: Call | None = None
+    answer: Call | None = None
+    begun: bool = False
+    over: bool = False
+    reported_tokens: int = 0
+    events: EventStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.events = EventStream(self.wants_usage)
+
+    @property
+    def engine_body(self) -> bytes:
+        """The client's body; a stream is asked for its usage, which the client sees only if it asked too."""
+        if self.stream and not self.wants_usage:
+            return with_fields(self.body, {"stream_options": {"include_usage": True}})
+        return self.body
+
+    @property
+    def output_tokens(self) -> int:
+        usage = self.events.usage
+        return usage.output_tokens if usage is not None else max(0, self.events.events)
+
+    @property
+    def usage(self) -> Counted | None:
+        return self.events.usage
+
+    # ---- towards the client -----------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> bool:
+        """Passes on a piece of the engine's stream; True with the first one that reaches the client."""
+        passed = self.events.push(data)
+        if self.translator is not None:
+            passed = b"".join(self.translator.push(document) for document in documents(passed))
+        first = not self.begun
+        if first:
+            self.begun = True
+            self.exchange.start(200, self.head_lines + STREAM_HEADERS)
+            if self.translator is not None:
+                passed = self.translator.head() + passed
+        self.exchange.write(passed)
+        return first
+
+    def finish_stream(self) -> None:
+        """The engine's stream is at its end."""
+        self.over = True
+        self.exchange.end(self.translator.end() if self.translator is not None else b"")
+
+    def finish_whole(self, body: bytes, document: Mapping[str, Any]) -> None:
+        """The engine's answer that is not streamed."""
+        self.over = self.begun = True
+        if document.get("usage"):
+            self.events.usage = counted(document["usage"])
+        if self.translator is not None:
+            self.translator.push(document)
+            body = self.translator.whole()
+        self.exchange.respond(200, self.head_lines + JSON_HEADERS, body)
+
+    def pass_refusal(self, status: int, headers: bytes, body: bytes, error: ApiError) -> None:
+        """The engine's own error, as it is, or as the client's API puts it."""
+        self.over = True
+        if self.translator is not None:
+            headers, body = JSON_HEADERS, self.translator.refusal(error)
+        self.exchange.respond(status, self.head_lines + headers, body)
+
+    def fail(self, error: ApiError) -> None:
+        """Ends with an error of ours: as the answer, or as the last event of a stream that has begun."""
+        if self.over:
+            return
+        self.over = True
+        self.abort()
+        if not self.begun:
+            lines = self.head_lines + encode_headers(error.headers) + JSON_HEADERS
+            told = error.encoded() if self.translator is None else self.translator.refusal(error)
+            self.exchange.respond(error.status, lines, told)
+        else:
+            self.exchange.end(error.event() if self.translator is None else self.translator.failure(error))
+
+    # ---- towards the engines ----------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Leaves every engine that works for this request: it sees its client go."""
+        for call in (self.prefill, self.answer):
+            if call is not None:
+                call.abort()
+        self.prefill = self.answer = None
+
+    def pause(self, paused: bool) -> None:
+        """The client reads too slowly, or has caught up: the engine's stream waits with it."""
+        if self.answer is not None:
+            self.answer.pause(paused)
