@@ -228,6 +228,9 @@ def _explain(terms: CandidateTerms) -> str:
         parts.insert(0, f"wait {terms.remaining_s + terms.queue_s:.3f}")
     if terms.mode == "fetch":
         parts.append(f"fetch {terms.fetch_s:.3f} of which {terms.fetch_overflow_s:.3f} not hidden")
+    predicted = f"predicted TTFT {terms.ttft_s:.3f} s ({', '.join(parts)})"
     if terms.duplicate_s > 0:
-        parts.append(f"copies {terms.duplicate_s:.3f}")
-    return f"least predicted TTFT {terms.total_s:.3f} s ({', '.join(parts)})"
+        return (
+            f"least cost {terms.total_s:.3f} s: {predicted} and {terms.duplicate_s:.3f} s of later work lost to copies"
+        )
+    return f"least {predicted}"

@@ -87,7 +87,7 @@ class Router:
     ) -> PrefillChoice:
         assert chosen is not None
         self._prefill_turns.used(pick.node)
-        predicted_s = query.waited_s + chosen.total_s
+        predicted_s = query.waited_s + chosen.ttft_s
         blind = what_is_unseen(query)
         reason = f"{pick.node}: {pick.text}" + "".join(f"; blind: {lack.text}" for lack in blind)
         return PrefillChoice(pick.node, predicted_s, rows, chosen.fetch, pick.code, reason, chosen, blind)

@@ -122,7 +122,8 @@ class FetchPlan:
 
 @dataclass(frozen=True, slots=True)
 class CandidateTerms:
-    """One node's row: the seconds its predicted TTFT is made of (queueing before the decision not included).
+    """One node's row: the seconds its predicted TTFT is made of (queueing before the decision not included), and
+    `duplicate_s`, which others will pay for the copies made. `total_s` is both: what nodes are compared by.
 
     `cached_tokens` count local and fetched ones; `mode` is `recompute` when a peer holds more but computing is cheaper.
     `why_not` is None for an eligible node, else a code like `phase-decode`; its seconds are then zero.
@@ -141,6 +142,11 @@ class CandidateTerms:
     mode: Mode = "local"
     fetch: FetchPlan | None = None
     why_not: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """What this request itself will wait for its first token, from the decision on."""
+        return self.total_s - self.duplicate_s
 
 
 class Blindness(NamedTuple):

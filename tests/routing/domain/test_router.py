@@ -206,3 +206,20 @@ def test_a_choice_says_what_it_was_made_without():
 def test_a_choice_with_a_full_view_says_nothing_of_it():
     choice = Router(policy()).choose_prefill(0.0, prefill_query(), [view("n0"), view("n1")])
     assert choice.blind == () and "blind" not in choice.reason
+
+
+def test_what_copies_cost_others_counts_for_the_choice_but_is_not_predicted_as_waiting():
+    full = view("n1", pool_spare_tokens=0, pool_referenced_tokens=10_000)
+    choice = Router(policy()).choose_prefill(
+        0.0, prefill_query(matches={"n0": 90}), [view("n0", state="draining"), full]
+    )
+    row = choice.chosen
+    assert row.mode == "recompute" and row.duplicate_s == 0.0, "here it is cheaper to compute again"
+    cheap_to_hold = view("n1", pool_spare_tokens=1000, pool_referenced_tokens=10_000)
+    choice = Router(policy()).choose_prefill(
+        0.0, prefill_query(matches={"n0": 90}), [view("n0", state="draining"), cheap_to_hold]
+    )
+    row = choice.chosen
+    assert row.mode == "fetch" and row.duplicate_s == pytest.approx(440 * 1e-4)
+    assert choice.predicted_ttft_s == pytest.approx(row.total_s - row.duplicate_s)
+    assert "s of later work lost to copies" in choice.reason
