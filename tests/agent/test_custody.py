@@ -19,6 +19,15 @@ def test_a_gateway_that_falls_silent_loses_its_work_and_its_hand_overs() -> None
     assert custody.leases_ended == 1
 
 
+def test_a_process_that_was_stopped_itself_takes_nobody_for_silent() -> None:
+    custody = Custody(lease_s=10)
+    custody.heard(100.0, "g")
+    custody.begin("decode", "a", "g")
+    custody.overslept(30.0)
+    assert custody.give_up(139.0) == GivenUp([], [])
+    assert custody.give_up(141.0) == GivenUp(["a"], [])
+
+
 def test_work_without_an_owner_has_no_lease() -> None:
     custody = Custody(lease_s=10)
     custody.heard(0.0, "")

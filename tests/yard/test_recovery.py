@@ -116,6 +116,29 @@ def test_dead_processes_are_out_at_their_first_refusal_and_cost_the_request_no_a
     scene.assert_nothing_is_held()
 
 
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_refused_by_every_node_a_request_tries_again_a_little_later_but_not_for_ever(stage: str) -> None:
+    """The only node may still hold the former attempt for a moment: four quick tries would end the request for nothing."""
+    scene = Scene({"p1": "prefill", "d1": "decode"})
+    scene.arrive("r")
+    if stage == "decode":
+        scene.prefilled("r")
+    kind = commands.StartPrefill if stage == "prefill" else commands.StartDecode
+    failed = events.PrefillFailed if stage == "prefill" else events.DecodeFailed
+    for tries in range(1, 13):
+        assert len(scene.of(kind, "r")) == tries
+        scene.feed(failed("r", True, "duplicate-request"))
+        assert scene.yard.waiting_for_nodes == 1 and len(scene.of(kind, "r")) == tries
+        scene.wait(0.4)
+        for name in ("p1", "d1"):
+            scene.report(name)
+        assert len(scene.of(kind, "r")) == tries
+        scene.wait(0.2)
+    scene.feed(failed("r", True, "duplicate-request"))
+    assert scene.refusal("r").code == "upstream-failed"
+    scene.assert_nothing_is_held()
+
+
 def test_a_broken_nodes_pool_may_still_be_read_by_the_one_that_goes_on() -> None:
     scene = Scene({"p1": "prefill", "p2": "prefill", "d1": "decode"})
     scene.feed(events.NodeSnapshotTaken("p1", 4, []))

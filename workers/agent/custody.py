@@ -40,6 +40,10 @@ class Custody:
         if owner != NOBODY:
             self._heard[owner] = now
 
+    def overslept(self, seconds: float) -> None:
+        """This process did not run for so long: nobody was silent, it was deaf."""
+        self._heard = {owner: at + seconds for owner, at in self._heard.items()}
+
     def begin(self, stage: StageName, request_id: str, owner: str) -> None:
         self._work[stage][request_id] = owner
 

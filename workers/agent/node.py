@@ -118,7 +118,9 @@ class NodeAgent:
     async def _keep_custody(self) -> None:
         """Gives up what nobody will come back for, and watches that the engine moves on."""
         while True:
+            began = self.now()
             await asyncio.sleep(CUSTODY_EVERY_S)
+            self.custody.overslept(max(0.0, self.now() - began - CUSTODY_EVERY_S))
             given_up = self.custody.give_up(self.now())
             for request_id in given_up.work:
                 logger.warning("the gateway fell silent; its request is aborted", node=self.name, request_id=request_id)

@@ -12,7 +12,8 @@ from apps.planning.domain.cost_model import pairs
 from workers.yard import commands, events
 from workers.yard.machines import Machines
 from workers.yard.nodes import KnownNode
-from workers.yard.recovery import REFUSALS, HandedOver
+from workers.yard.nodes import Stage as NodeStage
+from workers.yard.recovery import MOMENTARY, PAUSE_S, REFUSALS, HandedOver
 from workers.yard.requests import RequestState, Stage
 
 RETRY_AFTER_S = 2.0
@@ -273,7 +274,7 @@ class RequestLife:
                 node=node.name,
                 url=node.config.url,
                 generation=node.generation,
-                source=state.prefill_node,
+                source=state.handed_over.node if state.handed_over is not None else state.prefill_node,
                 reason=reason,
             )
         )
@@ -349,7 +350,22 @@ class RequestLife:
             self._refuse(now, state, 502, "upstream-failed", text, RETRY_AFTER_S)
         else:
             self._m.outcomes.recovered(reason)
-            self._go_on(now, state, told, refused=reason in REFUSALS)
+            if reason in MOMENTARY and not self._others_can(state):
+                self._pause(now, state, told)
+            else:
+                self._go_on(now, state, told, refused=reason in REFUSALS)
+
+    def _others_can(self, state: RequestState) -> bool:
+        """A node that has not failed this request yet takes work of its stage."""
+        stage: NodeStage = "prefill" if state.stage is Stage.PREFILLING else "decode"
+        return any(node.name not in state.avoid for node in self._m.fleet.nodes.taking(stage))
+
+    def _pause(self, now: float, state: RequestState, why: str) -> None:
+        """Everyone refused it, perhaps for a moment only: tried again a little later."""
+        stage = "prefill" if state.stage is Stage.PREFILLING else "decode"
+        self._m.placement.loads.finished(now, state.request_id)
+        self._wait(now, state, stage, why)
+        state.not_before = now + PAUSE_S
 
     def _go_on(self, now: float, state: RequestState, why: str, refused: bool = False) -> None:
         """From the computed context on another decode node where that is near at hand, else by computing it again."""
@@ -386,6 +402,9 @@ class RequestLife:
     def _try_waiting(self, now: float) -> None:
         """Nodes or room came back, perhaps: places who waits for them, or ends who waited too long."""
         for state in list(self.waiting.values()):
+            if now < state.not_before:
+                continue
+            state.not_before = 0.0
             del self.waiting[state.request_id]
             if now >= state.waiting_until:
                 text = f"No node could take over the request within {self._m.config.flow.empty_pool_ttl_s:g} s."
@@ -490,6 +509,7 @@ class RequestLife:
         """It is another process now: what broke on the former one may be tried there again."""
         for state in self._m.requests.values():
             state.avoid.discard(node.name)
+            state.not_before = 0.0
 
     def drop_orphans(self, node: KnownNode) -> None:
         """Frees requests of ours that the node still holds and that are elsewhere or over."""

@@ -12,24 +12,15 @@ from dataclasses import dataclass, field
 MAX_FAILURES = 3
 MAX_FAILURES_IN_ALL = 12
 PROGRESS_TOKENS = 16
+PAUSE_S = 0.5
 FAULTS_UNTIL_OPEN = 3
 OPEN_S = 5.0
 OPEN_LONGEST_S = 60.0
 FRESH_HANDOFF_S = 25.0
 MAX_REDONE_TOKENS = 256
 NOBODY_THERE = "connection-refused"
-REFUSALS = frozenset(
-    (
-        NOBODY_THERE,
-        "unreachable",
-        "node-lost",
-        "wrong-phase",
-        "draining",
-        "stale-generation",
-        "queue-full",
-        "duplicate-request",
-    )
-)
+MOMENTARY = frozenset(("wrong-phase", "draining", "stale-generation", "queue-full", "duplicate-request"))
+REFUSALS = MOMENTARY | {NOBODY_THERE, "unreachable", "node-lost"}
 NO_FAULTS = (REFUSALS - {"unreachable"}) | {"aborted", "shutting-down"}
 
 
@@ -83,9 +74,12 @@ class Attempts:
     _tokens: int = 0
 
     def failed(self, sent_tokens: int, reason: str) -> bool:
-        """Counts one; True when there were too many. Where no process was there, none was made."""
+        """Counts one; True when there were too many. Where no process was there, none was made; a refusal broke nothing."""
         if reason == NOBODY_THERE:
             return False
+        if reason in REFUSALS:
+            self.in_all += 1
+            return self.in_all > MAX_FAILURES_IN_ALL
         if sent_tokens - self._tokens >= PROGRESS_TOKENS:
             self.in_a_row = 0
         self.in_a_row += 1

@@ -78,6 +78,7 @@ class RequestState:
     avoid: set[str] = field(default_factory=set)
     waiting_for: str = ""
     waiting_until: float = 0.0
+    not_before: float = 0.0
     queue_s: float | None = None
     flow_outcome: Outcome | None = None
     predicted_ttft_s: float | None = None
@@ -104,6 +105,11 @@ class RequestState:
     @property
     def remaining_tokens(self) -> int:
         return max(1, self.request.output_tokens - self.sent_tokens)
+
+    @property
+    def look_at(self) -> float:
+        """When a waiting request must be looked at even if nothing else happens."""
+        return self.not_before or self.waiting_until
 
     def move(self, now: float, stage: Stage, why: str) -> None:
         """Goes to another stage. Raises `InvalidTransition` for a move that does not exist."""

@@ -77,7 +77,7 @@ class Yard:
     def next_deadline(self) -> float | None:
         """When the next `Tick` is due (seconds of the driver's clock)."""
         deadlines = [self.flow.next_deadline(), self.kv.next_deadline(), self.fleet.next_deadline()]
-        deadlines += [state.waiting_until for state in self._life.waiting.values()]
+        deadlines += [state.look_at for state in self._life.waiting.values()]
         if self.flow.wants_predictions:
             deadlines.append(self._life.predicted_at + PREDICT_EVERY_S)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -217,6 +217,6 @@ class Yard:
         for record in self.fleet.due_records(now):
             self._m.out.append(commands.Journal(record))
         health_change = self.fleet.next_change
-        waited_out = any(now >= state.waiting_until for state in self._life.waiting.values())
+        waited_out = any(now >= state.look_at for state in self._life.waiting.values())
         if waited_out or (health_change is not None and now >= health_change):
             self._nodes_changed(now)
