@@ -1,6 +1,6 @@
 """Proof of the eviction order: `make proof-eviction`, or `python -m bench.eviction [--sessions FILE]`.
 
-Recorded sessions are played through the KV machine and one node's host index, many at once: each session's requests follow
+Recorded sessions are played through the KV machine and one node's index of its host memory, many at once: each session's requests follow
 one another with its own pauses, its sub-agents run meanwhile, and it says which branch, version and end a request has. A
 request is served in a time that does not depend on the cache, so every policy sees the same requests at the same moments.
 
@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from apps.kvcache.domain import events as ev
-from apps.kvcache.domain.eviction import EvictionPolicy, HostIndex
+from apps.kvcache.domain.eviction import EvictionPolicy
 from apps.kvcache.domain.hashing import HASH_BYTES, HashedPrompt
 from apps.kvcache.domain.machine import KvConfig, KvMachine, LeasePolicy
+from apps.kvcache.domain.run_index import RunIndex
 from bench.report import report
 from workers.harness.replay.blocks import Runs, is_rewrite
 from workers.harness.replay.sessions import RecordedRequest, Session, SessionFileError, load_sessions
@@ -134,7 +135,7 @@ def timeline(sessions: list[Session], at_once: int) -> list[Call]:
 class Node:
     """One node's host memory, and the machine that knows of it; what one says, the other is told."""
 
-    index: HostIndex
+    index: RunIndex
     machine: KvMachine
     seq: int = 0
     peak_referenced_blocks: int = 0
@@ -164,8 +165,7 @@ class Node:
         cached = min(held * call.block_tokens, call.prompt_tokens - 1)
         self._tell(now, ev.RequestServed(name, NODE, cached, call.prompt_tokens - cached, 0))
         self._tell(now, ev.Homed(call.branch_id, "decode", NODE))
-        read = call.chain[: self.index.lookup(call.chain) * HASH_BYTES][-HASH_BYTES:]
-        self.index.pin(read)  # the last block protects all before it
+        read = self.index.pin(call.chain)
         self.peak_referenced_blocks = max(self.peak_referenced_blocks, self.index.referenced_blocks)
         heappush(self.running, (call.end_s, number, call, read))
 
@@ -177,21 +177,18 @@ class Node:
             self._tell(end_s, ev.OutputStored(str(number), call.output))
 
     def _store(self, now: float, chain: bytes) -> None:
-        reservation = self.index.reserve(now, None, chain)
-        if reservation.evicted:
+        change = self.index.store(now, chain)
+        if change.evicted:
             self.seq += 1
-            self._tell(now, ev.BlocksRemoved(NODE, self.seq, reservation.evicted))
-        if reservation.slots:
-            first, last = reservation.slots[0][0], reservation.slots[-1][0]
-            for parent, run in self.index.commit(chain[first * HASH_BYTES : (last + 1) * HASH_BYTES]):
-                self.seq += 1
-                self._tell(now, ev.BlocksStored(NODE, self.seq, parent, run))
-        self.index.touch(now, chain)
+            self._tell(now, ev.BlocksRemoved(NODE, self.seq, change.evicted))
+        if change.stored is not None:
+            self.seq += 1
+            self._tell(now, ev.BlocksStored(NODE, self.seq, *change.stored))
 
 
 def play(calls: list[Call], capacity_blocks: int, policy: EvictionPolicy) -> Node:
     never = LeasePolicy(floor_s=1e9, ceiling_s=1e9)
-    node = Node(HostIndex(capacity_blocks, policy), KvMachine(KvConfig(lease=never, max_blocks=1 << 40)))
+    node = Node(RunIndex(capacity_blocks, policy), KvMachine(KvConfig(lease=never, max_blocks=1 << 40)))
     node.play(calls)
     return node
 
