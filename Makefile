@@ -51,6 +51,13 @@ proof-eviction: $(VENV)/run-installed ## reuse lost to eviction: counting branch
 proof-directory: $(VENV)/run-installed ## a million random events end with every count right (EVENTS=N for another number)
 	@$(RUN) -m bench.directory $(if $(EVENTS),--events $(EVENTS))
 
+.PHONY: bench-flow proof-flow
+bench-flow: $(VENV)/run-installed ## speed of flow control beside a plain heap: with few and many waiting, a backlog, 20,000 idle flows
+	@$(RUN) -m bench.flow
+
+proof-flow: $(VENV)/dev-installed ## millions of random events keep every promise of flow control (EVENTS=N for another number)
+	@$(RUN) -m tests.flowcontrol.domain.random_events $(or $(EVENTS),3000000)
+
 fix: $(VENV)/dev-installed ## format and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
 
