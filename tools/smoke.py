@@ -51,7 +51,9 @@ STARTED = time.monotonic()
 
 
 @contextlib.contextmanager
-def running_yard(folder: Path, password: str, *options: str) -> Iterator[dict[str, Any]]:
+def running_yard(
+    folder: Path, password: str, *options: str, ready_timeout_s: float = READY_TIMEOUT_S
+) -> Iterator[dict[str, Any]]:
     """Everything under `manage.py up` with these options; yields the addresses; afterwards checks that it stopped clean."""
     ready_file, log = folder / "ready.json", folder / "up.log"
     environment = {**os.environ, "SWITCHYARD_DATA": str(folder / "data"), "SWITCHYARD_ADMIN_PASSWORD": password}
@@ -63,7 +65,7 @@ def running_yard(folder: Path, password: str, *options: str) -> Iterator[dict[st
             cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = time.monotonic() + ready_timeout_s
         while not ready_file.exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SmokeFailed("it did not start")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from apps.planning import orders
+from apps.planning import dryruns, orders
 from apps.planning.choices import Action, Cause, Mode, ProposalState, Source, Verdict
 from apps.planning.domain import watch
 from apps.planning.domain.capacity import Workload
@@ -109,6 +109,7 @@ def _propose(partition: Partition, state: PlannerState, decision: Decision, deci
         policy={**policy, "frozen_until": None},
         expires_at=datetime.fromtimestamp(decision.window_end + state.policy.window_s + LAG_S, UTC),
     )
+    dryruns.ask_for(proposal)
     orders.tell(partition.name, "proposal", proposal=proposal.pk, state=proposal.state, reason=proposal.reason)
     return Action.PROPOSED
 

@@ -18,7 +18,6 @@ from apps.planning import orders
 from apps.planning.choices import DryRunState
 from apps.planning.models import DryRun, Proposal, Slice
 from apps.planning.selectors import desired_split, policy_of
-from apps.planning.services import split_targets
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
 from controlplane import records
@@ -41,7 +40,7 @@ def ask(partition: Partition, prefill_nodes: int | Sequence[str], actor: Actor, 
     with change(actor, reason or "dry run", role="operator"):
         partition = records.locked(partition)
         nodes = list(nodes_of(partition))
-        targets = split_targets(nodes, prefill_nodes)
+        targets = orders.split_targets(nodes, prefill_nodes)
         orders.check_targets({node.name: node for node in nodes}, targets)
         fail_overdue(partition)
         if DryRun.objects.filter(partition=partition, state__in=(DryRunState.WAITING, DryRunState.RUNNING)).exists():
@@ -52,8 +51,10 @@ def ask(partition: Partition, prefill_nodes: int | Sequence[str], actor: Actor, 
         return _create(partition, split["prefill"], split["decode"], str(actor), None)
 
 
-def ask_for(proposal: Proposal) -> DryRun:
-    """Try what a proposal proposes; the result is shown with it. Call within `change`."""
+def ask_for(proposal: Proposal) -> DryRun | None:
+    """Try what a proposal proposes; the result is shown with it. None while nothing is measured. Call within `change`."""
+    if not recent_slices(proposal.partition):
+        return None
     return _create(proposal.partition, proposal.prefill, proposal.decode, proposal.proposed_by, proposal)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -113,6 +113,27 @@ def place(
     tell(partition.name, "switch", order=order.pk, state=order.state, reason=reason)
     start_driving(order)
     return order
+
+
+def split_targets(nodes: Sequence[Node], prefill_nodes: int | Sequence[str]) -> dict[str, str]:
+    """The phase of every enabled node when these nodes (by name, or so many of them) prefill and the rest decode.
+
+    A number keeps who prefills already and adds, or takes away, nodes in order. Raises InvalidField.
+    """
+    enabled = [node for node in nodes if node.enabled]
+    if isinstance(prefill_nodes, int):
+        if not 1 <= prefill_nodes < len(enabled):
+            raise InvalidField("prefill_nodes", f"expected 1 to {len(enabled) - 1}, so that each phase has a node")
+        rank = {Phase.PREFILL: 0, Phase.MIXED: 1, Phase.DECODE: 2}
+        line = sorted(enabled, key=lambda node: (rank[Phase(node.desired_phase)], node.order))
+        chosen = {node.name for node in line[:prefill_nodes]}
+    else:
+        chosen = set(prefill_nodes)
+        for name in prefill_nodes:
+            if name not in {node.name for node in enabled}:
+                expected = ", ".join(node.name for node in enabled)
+                raise InvalidField("prefill_nodes", f"{name!r} is not an enabled node; expected some of {expected}")
+    return {node.name: Phase.PREFILL.value if node.name in chosen else Phase.DECODE.value for node in enabled}
 
 
 def check_targets(nodes: Mapping[str, Node], targets: Mapping[str, str]) -> None:

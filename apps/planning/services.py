@@ -12,13 +12,12 @@ from typing import Any
 
 from django.utils import timezone
 
-from apps.planning import orders
+from apps.planning import dryruns, orders
 from apps.planning.choices import Cause, Mode, OrderState, ProposalState, VoteChoice
 from apps.planning.domain.phase_machine import ACTIVE
 from apps.planning.models import ForcedSplit, PlannerPolicy, Proposal, SwitchOrder, Vote
 from apps.planning.selectors import desired_split, forced_phases, live_forces, policy_document, policy_of
 from apps.topology import configuration
-from apps.topology.choices import Phase
 from apps.topology.models import Node, Partition
 from apps.topology.selectors import nodes_of
 from controlplane import records
@@ -140,7 +139,7 @@ def propose(
     with change(actor, reason, role="operator", needs_reason=True):
         records.locked(partition)
         nodes = list(nodes_of(partition))
-        targets = split_targets(nodes, prefill_nodes)
+        targets = orders.split_targets(nodes, prefill_nodes)
         orders.check_targets({node.name: node for node in nodes}, targets)
         now, after = desired_split(nodes), desired_split(nodes, targets)
         if now == after:
@@ -158,6 +157,7 @@ def propose(
             policy=_plain_policy(policy_of(partition)),
             expires_at=expires_at,
         )
+        dryruns.ask_for(proposal)
         orders.tell(partition.name, "proposal", proposal=proposal.pk, state=proposal.state, reason=reason)
     return proposal
 
@@ -236,27 +236,6 @@ def _vote(proposal: Proposal, actor: Actor, choice: VoteChoice, reason: str) -> 
 # -- force -----------------------------------------------------------------------------------------------------------
 
 
-def split_targets(nodes: Sequence[Node], prefill_nodes: int | Sequence[str]) -> dict[str, str]:
-    """The phase of every enabled node when these nodes (by name, or so many of them) prefill and the rest decode.
-
-    A number keeps who prefills already and adds, or takes away, nodes in order. Raises InvalidField.
-    """
-    enabled = [node for node in nodes if node.enabled]
-    if isinstance(prefill_nodes, int):
-        if not 1 <= prefill_nodes < len(enabled):
-            raise InvalidField("prefill_nodes", f"expected 1 to {len(enabled) - 1}, so that each phase has a node")
-        rank = {Phase.PREFILL: 0, Phase.MIXED: 1, Phase.DECODE: 2}
-        line = sorted(enabled, key=lambda node: (rank[Phase(node.desired_phase)], node.order))
-        chosen = {node.name for node in line[:prefill_nodes]}
-    else:
-        chosen = set(prefill_nodes)
-        for name in prefill_nodes:
-            if name not in {node.name for node in enabled}:
-                expected = ", ".join(node.name for node in enabled)
-                raise InvalidField("prefill_nodes", f"{name!r} is not an enabled node; expected some of {expected}")
-    return {node.name: Phase.PREFILL.value if node.name in chosen else Phase.DECODE.value for node in enabled}
-
-
 def force_split(
     partition: Partition,
     prefill_nodes: int | Sequence[str],
@@ -271,7 +250,7 @@ def force_split(
     """
     with change(actor, reason, role="administrator", needs_reason=True):
         records.locked(partition)
-        targets = split_targets(list(nodes_of(partition)), prefill_nodes)
+        targets = orders.split_targets(list(nodes_of(partition)), prefill_nodes)
         return _force(partition, "", targets, actor, reason, expires_at)
 
 

@@ -17,7 +17,7 @@ from apps.planning.models import PlannerPolicy
 from apps.topology import services as topology
 from apps.topology.models import Node
 from controlplane.actors import SYSTEM
-from tests.factories import COEFFICIENTS, MODEL, NETWORK, make_partition
+from tests.factories import COEFFICIENTS, MODEL, NETWORK, make_partition, make_tenant
 from workers.agent.process import AgentProcess
 from workers.agent.spec import AgentSpec
 
@@ -112,6 +112,12 @@ def partition(db, yard, redis_client):
         topology.update_node(node, SYSTEM, "where the agents are", url=yard.url(node.name))
     PlannerPolicy.objects.create(partition=partition, mode="approve", cooldown_s=30, drain_deadline_s=5)
     return partition
+
+
+@pytest.fixture
+def tenant(db):
+    """Without a tenant there is nobody whose requests could be simulated."""
+    return make_tenant()
 
 
 @pytest.fixture

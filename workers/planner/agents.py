@@ -50,9 +50,7 @@ class Agents:
     def status(self, node: str) -> StatusReported | AgentUnreachable:
         """What the agent says of itself."""
         try:
-            response = self._client.get(f"{self._urls[node]}/v1/status")
-            response.raise_for_status()
-            said = response.json()
+            said = self._status(node)
             return StatusReported(
                 node, str(said["phase"]), str(said["target_phase"]), str(said["state"]), int(said["generation"])
             )
@@ -60,6 +58,19 @@ class Agents:
             return AgentUnreachable(node, _told(error))
         except (ValueError, KeyError, TypeError) as error:
             return AgentUnreachable(node, f"the agent's status is not understood: {error}")
+
+    def document(self, node: str) -> dict[str, Any] | None:
+        """The agent's whole status; None when it does not answer."""
+        try:
+            said = self._status(node)
+        except (httpx.HTTPError, ValueError):
+            return None
+        return said if isinstance(said, dict) else None
+
+    def _status(self, node: str) -> Any:
+        response = self._client.get(f"{self._urls[node]}/v1/status")
+        response.raise_for_status()
+        return response.json()
 
 
 def _error_of(response: httpx.Response) -> tuple[str, str]:

@@ -8,21 +8,26 @@ from typing import Any
 
 import redis
 
-from apps.planning import orders, services, windows
+from apps.planning import dryruns, orders, services, windows
 from apps.planning.choices import OrderState
 from apps.planning.domain.phase_machine import ACTIVE, Tick
-from apps.planning.models import SwitchOrder
+from apps.planning.models import DryRun, SwitchOrder
+from apps.planning.selectors import desired_split
 from apps.telemetry import services as telemetry
 from apps.telemetry.selectors import live_snapshot
 from apps.topology import configuration
 from apps.topology.models import Partition
+from apps.topology.selectors import nodes_of
 from controlplane.celery import app
 from controlplane.errors import Conflict, Unavailable
 from workers.planner import driving
 from workers.planner.health import heal, observe
 from workers.planner.ingest import read_stream
+from workers.planner.live_state import NothingToSimulate, live_state
 from workers.planner.locks import partition_lock
 from workers.planner.schedule import BEAT_SCHEDULE, PRUNE_EVERY_S, RECONCILE_EVERY_S, TICK_EVERY_S
+from workers.planner.simulating import compare
+from workers.yard.config import ConfigError
 
 logger = logging.getLogger(__name__)
 # Here and not beside the application: web processes use that too, and know no worker.
@@ -100,6 +105,25 @@ def drive_switch(order_id: int, budget_s: float = DRIVE_BUDGET_S) -> str:
 
 
 @app.task
+def dry_run(number: int) -> str:
+    """Simulate the split of a dry run beside the present one; says what came of it."""
+    run = DryRun.objects.select_related("partition").filter(pk=number).first()
+    if run is None or not dryruns.begin(run):
+        return "unknown, or another worker simulates it"
+    try:
+        state = live_state(run.partition)
+        current = desired_split(nodes_of(run.partition))["prefill"]
+        dryruns.finish(run, compare(state, current, run.prefill))
+    except (NothingToSimulate, ConfigError) as problem:
+        dryruns.fail(run, str(problem))
+        return f"failed: {problem}"
+    except Exception:
+        dryruns.fail(run, "the simulation broke off; the planner's log has the details")
+        raise
+    return "done"
+
+
+@app.task
 def reconcile(partition_name: str, now: float | None = None) -> str:
     """Finish what a crash left, end what has expired, heal what has drifted; says what it did. `now` is for tests."""
     partition = _partition(partition_name)
@@ -111,6 +135,7 @@ def reconcile(partition_name: str, now: float | None = None) -> str:
         moment = time.time() if now is None else now
         did = []
         services.expire(partition)
+        dryruns.fail_overdue(partition)
         reports = observe(partition, moment)
         did += heal(partition, reports)
         did += _resume_orders(partition, moment)
