@@ -31,6 +31,7 @@ class Placement:
         self._router = Router(config.routing)
         self._block_tokens = config.model.block_tokens
         self.loads = LoadBook(config.network)
+        self._known: dict[Stage, tuple[list[object], list[NodeFacts]]] = {}
 
     def configure(self, config: PartitionConfig) -> None:
         self._router.configure(config.routing)
@@ -40,8 +41,20 @@ class Placement:
         return [self.loads.view(now, facts) for facts in self.facts(stage, avoid)]
 
     def facts(self, stage: Stage, avoid: Collection[str] = ()) -> list[NodeFacts]:
-        """The nodes as the router sees them, without their loads. Silent ones are left out where others can do the work; those to avoid are then
-        no candidates, but their pools may be read: a process that died leaves its pool behind."""
+        """The nodes as the router sees them, without their loads; the same list again as long as nothing changed. Silent ones
+        are left out where others can do the work; those to avoid are then no candidates, but their pools may be read: a
+        process that died leaves its pool behind."""
+        if not avoid:
+            basis: list[object] = []
+            for node in self._nodes:
+                basis += (node.status, node.config, node.health, node.breaker.is_open)
+            known = self._known.get(stage)
+            if known is None or known[0] != basis:
+                known = self._known[stage] = (basis, self._facts_now(stage, avoid))
+            return known[1]
+        return self._facts_now(stage, avoid)
+
+    def _facts_now(self, stage: Stage, avoid: Collection[str]) -> list[NodeFacts]:
         nodes = list(self._nodes)
         others = [node for node in nodes if node.takes(stage) and node.name not in avoid]
         avoided = set(avoid) if others else set()

@@ -8,6 +8,7 @@ A test drives both with the same events and compares what they evict.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -15,6 +16,8 @@ from heapq import heapify, heappop, heappush
 from apps.kvcache.domain.eviction import EvictionPolicy, may_evict, rank
 from apps.kvcache.domain.hashing import HASH_BYTES
 from apps.kvcache.domain.segments import common_blocks
+
+_MOST_GONE = 4096
 
 
 class Run:
@@ -64,6 +67,9 @@ class RunIndex:
         self._heap: list[tuple[int, float, int, Run]] = []
         self._queued = 0
         self._order = 0
+        # Where the end of an evicted tail lay: (last block that stayed above it, blocks that went). A count sent for a run
+        # whose tail just went still reaches the rest.
+        self._gone: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
 
     # ---- finding -------------------------------------------------------------------------------------------------
 
@@ -119,6 +125,9 @@ class RunIndex:
             self._offer(run)
             return Change(held, evicted, None)
         added = chain[held * HASH_BYTES : (held + room) * HASH_BYTES]
+        if self._gone:
+            for at in range(0, len(added), HASH_BYTES):
+                self._gone.pop(added[at : at + HASH_BYTES], None)
         new = Run(run, added, held, 0, now)
         run.children[added[:HASH_BYTES]] = new
         self._ends[added[-HASH_BYTES:]] = new
@@ -145,7 +154,10 @@ class RunIndex:
     def apply_refs(self, last: bytes, blocks: int, delta: int) -> int:
         """Add `delta` to the counts of `last` and the `blocks - 1` blocks above it (never below 0); answers how many of
         them are here."""
-        run = self._find(last)
+        while last not in self._ends and last in self._gone:
+            last, gone = self._gone[last]
+            blocks -= gone
+        run = self._find(last) if blocks > 0 else None
         changed = 0
         counted: list[Run] = []
         while run is not None and run is not self._root and changed < blocks:
@@ -198,7 +210,7 @@ class RunIndex:
     def _find(self, block: bytes) -> Run | None:
         """The run that ends with `block`, cut there if need be; None where the block is not here."""
         found = self._ends.get(block)
-        if found is not None:
+        if found is not None or not block:
             return found
         for run in self._runs():
             at = run.hashes.find(block)
@@ -234,6 +246,10 @@ class RunIndex:
         dropped = min(most, run.blocks)
         kept = run.blocks - dropped
         tail = run.hashes[kept * HASH_BYTES :]
+        above = run.hashes[(kept - 1) * HASH_BYTES : kept * HASH_BYTES] if kept else self._before(run) or b""
+        self._gone[tail[-HASH_BYTES:]] = (above, dropped)
+        if len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)
         self.used_blocks -= dropped
         if run.refs:
             self.referenced_blocks -= dropped
