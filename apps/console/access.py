@@ -1,4 +1,8 @@
-"""Who may watch and change what on the console's pages; the rules themselves are `controlplane.permissions`."""
+"""Who may watch and change what on the console's pages; the rules themselves are `controlplane.permissions`.
+
+A tenant user sees the own tenants and nothing else: a page opens to one only where its view says `tenants=True`, and then
+`request.scope` holds the names of those tenants (None for everybody else, who sees all).
+"""
 
 from __future__ import annotations
 
@@ -17,27 +21,41 @@ from controlplane.actors import Actor
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
 
+Scope = frozenset[str] | None
+
 
 class PartitionView(Protocol):
     def __call__(self, request: HttpRequest, partition: Partition, **kwargs: Any) -> HttpResponse: ...
 
 
-def partition_view(role: str) -> Any:
+def scope_of(actor: Actor) -> Scope:
+    """The tenants an actor may see: None is all of them."""
+    return None if permissions.has_role(actor, "viewer") else actor.tenants
+
+
+def partition_view(role: str, *, tenants: bool = False) -> Any:
     """Decorator of a view of one partition: signed in, holding `role`, and the partition exists; else sign-in, 403, 404.
 
-    The view gets the `Partition` in place of its name, and `request.actor`.
+    The view gets the `Partition` in place of its name, `request.actor`, and `request.scope`. With `tenants` a tenant user
+    may use it too, whatever `role` says.
     """
 
     def decorate(view: PartitionView) -> Any:
         @login_required
         @wraps(view)
         def checked(request: HttpRequest, partition: str, **kwargs: Any) -> HttpResponse:
-            request.actor = permissions.require(request, role)  # type: ignore[attr-defined]
+            actor = permissions.actor_of(request)
+            if not (tenants and permissions.has_role(actor, "tenant")):
+                permissions.require(actor, role)
+            request.actor = actor  # type: ignore[attr-defined]
+            request.scope = scope_of(actor)  # type: ignore[attr-defined]
             found = Partition.objects.select_related("cluster").filter(name=partition).first()
             if found is None:
                 raise Http404(f"There is no partition called “{partition[:80]}”.")
             return view(request, found, **kwargs)
 
+        checked.needs_role = role  # type: ignore[attr-defined]
+        checked.opens_to_tenants = tenants  # type: ignore[attr-defined]
         return checked
 
     return decorate
@@ -50,17 +68,19 @@ def slo_ttft_s(partition: Partition) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whether a user may watch a partition, and what the frames need to know about it."""
+    """Whether a user may watch a partition, and what the frames need to know about it. `scope` as of `scope_of`."""
 
     refused: Literal["", "forbidden", "unknown"]
     slo_ttft_s: float | None = None
+    scope: Scope = None
 
 
 def watchable_partition(user: User | AnonymousUser, name: str) -> Watch:
     """May this signed-in user watch the partition called `name`? Reads the database."""
-    if not permissions.has_role(Actor.person(user), "viewer"):
+    actor = Actor.person(user)
+    if not permissions.has_role(actor, "viewer") and not permissions.has_role(actor, "tenant"):
         return Watch("forbidden")
     partition = Partition.objects.filter(name=name).first()
     if partition is None:
         return Watch("unknown")
-    return Watch("", slo_ttft_s(partition))
+    return Watch("", slo_ttft_s(partition), scope_of(actor))

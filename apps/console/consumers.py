@@ -31,7 +31,7 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
 
     Frames: `{"type": "snapshot", "data": ...}` and `{"type": "event", "data": ...}` (docs/interfaces.md, section 9).
     With `?form=view` snapshots come as `{"type": "snapshot", "view": ...}`, ready to show, after one
-    `{"type": "history", "points": [...]}`. Closes with 4401 (not signed in), 4403 (may not watch), 4404 (no such partition).
+    `{"type": "history", "points": [...]}`. A tenant user's frames hold the own tenants alone. Closes with 4401 (not signed in), 4403 (may not watch), 4404 (no such partition).
     """
 
     async def connect(self) -> None:
@@ -51,6 +51,7 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         self._form = (
             "view" if parse_qs(self.scope.get("query_string", b"").decode()).get("form") == ["view"] else "data"
         )
+        self._scope = access.scope
         self._feed = live.feed(name)
         self._feed.slo_ttft_s = access.slo_ttft_s
         self._latest: dict[str, Any] | None = None
@@ -58,7 +59,7 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         self._wake = asyncio.Event()
         self._group = redis_client.live_group(name)
         await self.channel_layer.group_add(self._group, self.channel_name)
-        if self._form == "view":
+        if self._form == "view" and self._scope is None:
             await self.send(text_data=self._feed.history_text())
         snapshot = await live.last_snapshot_async(name)
         if snapshot is not None and self._latest is None:
@@ -80,6 +81,9 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         self._offer(message["data"])
 
     async def live_event(self, message: dict[str, Any]) -> None:
+        """Events tell of decisions, alerts and edits: a tenant user hears none of them."""
+        if self._scope is not None:
+            return
         self._events.append(message["data"])
         self._wake.set()
 
@@ -95,4 +99,4 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
                 await self.send_json({"type": "event", "data": self._events.popleft()})
             snapshot, self._latest = self._latest, None
             if snapshot is not None:
-                await self.send(text_data=self._feed.text(snapshot, time.time(), self._form))
+                await self.send(text_data=self._feed.text(snapshot, time.time(), self._form, self._scope))

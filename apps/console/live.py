@@ -15,7 +15,9 @@ import redis
 import redis.asyncio
 from django.conf import settings
 
+from apps.console.access import Scope
 from apps.console.present import present
+from apps.console.scoping import scoped
 from apps.telemetry.selectors import live_snapshot
 from apps.topology.models import Partition
 from controlplane import redis_client
@@ -54,25 +56,29 @@ class Feed:
     slo_ttft_s: float | None = None
     history: deque[dict[str, Any]] = field(default_factory=deque)
     _encoded_for: tuple[Any, Any] | None = None
-    _texts: dict[str, str] = field(default_factory=dict)
+    _texts: dict[tuple[str, Scope], str] = field(default_factory=dict)
 
-    def text(self, snapshot: dict[str, Any], now: float, form: str) -> str:
-        """The frame to send for a snapshot, encoded once per snapshot and form.
+    def text(self, snapshot: dict[str, Any], now: float, form: str, scope: Scope = None) -> str:
+        """The frame to send for a snapshot, encoded once per snapshot, form and scope.
 
-        `form` is "view" (texts and tones ready to show, what the pages ask for) or "data" (the snapshot as published).
+        `form` is "view" (texts and tones ready to show, what the pages ask for) or "data" (the snapshot as published);
+        `scope` the tenants it may tell of (None: all).
         """
         identity = (snapshot.get("t"), snapshot.get("seq"))
         if identity != self._encoded_for:
             self._encoded_for, self._texts = identity, {}
-        if form not in self._texts:
+        key = (form, scope)
+        if key not in self._texts:
+            seen = snapshot if scope is None else scoped(snapshot, scope)
             if form == "view":
-                view = present(snapshot, now, self.slo_ttft_s)
-                self.remember(view["point"])
+                view = present(seen, now, self.slo_ttft_s)
+                if scope is None:
+                    self.remember(view["point"])
                 frame = {"type": "snapshot", "view": view}
             else:
-                frame = {"type": "snapshot", "data": snapshot}
-            self._texts[form] = json.dumps(frame, separators=(",", ":"))
-        return self._texts[form]
+                frame = {"type": "snapshot", "data": seen}
+            self._texts[key] = json.dumps(frame, separators=(",", ":"))
+        return self._texts[key]
 
     def remember(self, point: dict[str, Any]) -> None:
         """Keeps a chart point, at most one a second and five minutes of them; older than the last one is ignored."""

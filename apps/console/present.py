@@ -31,13 +31,18 @@ DROP_REASONS = {
 }
 NEAR_FULL_RATIO = 0.8
 RECENT_SHOWN = 20
+# What a frame holds at most; the rest is asked for by name.
+NODES_SHOWN = 96
+CARS_SHOWN = 64
+FLOWS_SHOWN = 12
+TENANTS_SHOWN = 200
 
 Json = Mapping[str, Any]
 
 
 def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict[str, Any]:
     """Everything the console's pages show of one snapshot. `now` is unix seconds; `slo_ttft_s` the policy's target or None."""
-    nodes = [_node(node) for node in snapshot.get("nodes") or []]
+    nodes = present_nodes(snapshot.get("nodes") or [])
     bands = _bands(snapshot.get("bands") or [])
     return {
         "partition": snapshot.get("partition"),
@@ -51,16 +56,30 @@ def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict
         "throughput": _throughput(snapshot.get("throughput") or {}),
         "latency": _latency(snapshot.get("latency") or {}, slo_ttft_s),
         "split": _split(nodes),
-        "nodes": nodes,
+        "nodes": nodes[:NODES_SHOWN],
+        "nodes_more": _more(len(nodes) - NODES_SHOWN, "node"),
         "bands": bands,
         "queue": _queue(snapshot.get("bands") or []),
         "tenants_by_id": _tenants(snapshot.get("bands") or []),
         "stages": [_stage(name, (snapshot.get("stages") or {}).get(name) or {}) for name in ("prefill", "decode")],
-        "reuse": _reuse(snapshot.get("reuse") or {}),
+        "reuse": _reuse(snapshot.get("reuse") or {}, snapshot.get("nodes") or []),
         "requests": {name: formats.count(n) for name, n in (snapshot.get("requests") or {}).items()},
         "recent": [_recent(entry) for entry in (snapshot.get("recent") or [])[:RECENT_SHOWN]],
         "point": point_of(snapshot),
     }
+
+
+def present_nodes(nodes: Iterable[Json]) -> list[dict[str, Any]]:
+    """Nodes ready to show; where they are more than a frame holds, those that need a look come first."""
+    shown = [_node(node) for node in nodes]
+    if len(shown) > NODES_SHOWN:
+        shown.sort(key=lambda node: (node["health_tone"] == "fine", node["kind"] not in ("draining", "switching")))
+    return shown
+
+
+def _more(left_out: int, one: str) -> str:
+    """What to say of what a frame leaves out; nothing when it leaves nothing out."""
+    return f"and {formats.plural(left_out, one)} more" if left_out > 0 else ""
 
 
 def _verdict(verdict: Json) -> dict[str, str]:
@@ -155,6 +174,8 @@ def _node(node: Json) -> dict[str, Any]:
         "pool_share": _share(referenced, capacity),
         "pool_rest_share": _share((used or 0) - (referenced or 0), capacity),
         "referenced_text": f"{formats.count(referenced)} still referenced",
+        "pool_referenced": formats.exact(referenced),
+        "pool_reclaimable": formats.exact(None if used is None else max(0, used - (referenced or 0))),
         "load_share": _share(decode_running, limit)
         if phase == "decode"
         else _share(prefill_running + prefill_queued, 4),
@@ -185,23 +206,41 @@ def _last_switch(last_switch: Any) -> str:
 def _split(nodes: list[dict[str, Any]]) -> dict[str, Any]:
     counts = {kind: sum(node["kind"] == kind for node in nodes) for kind in KINDS}
     text = " · ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind in ("prefill", "decode"))
-    order = sorted(nodes, key=_track)
+    order = sorted(nodes, key=_track) if len(nodes) <= CARS_SHOWN else []
     cars = [
         {
             "id": node["id"],
             "short": _short(node["name"]),
             "kind": node["kind"],
             "track": str(_track(node)),
+            "grow": "1",
             "title": f"{node['name']}: {node['label']}, {node['load_text']}",
         }
         for node in order
     ]
     return {
         "text": text if nodes else "no nodes",
-        "cars": cars,
+        "cars": cars or _blocks(counts, len(nodes)),
         "prefill": counts["prefill"],
         "decode": counts["decode"],
     }
+
+
+def _blocks(counts: Mapping[str, int], total: int) -> list[dict[str, Any]]:
+    """One long car a kind, as wide as its share, where a car a node would be too thin to see."""
+    tracks = {"prefill": "0", "mixed": "1", "decode": "2"}
+    return [
+        {
+            "id": kind,
+            "short": formats.exact(n),
+            "kind": kind,
+            "track": tracks.get(kind, "3"),
+            "grow": str(n),
+            "title": f"{formats.plural(n, 'node')} of {formats.exact(total)}: {kind}",
+        }
+        for kind, n in counts.items()
+        if n
+    ]
 
 
 def _short(name: str | None) -> str:
@@ -224,6 +263,7 @@ def _bands(bands: Iterable[Json]) -> list[dict[str, Any]]:
 def _band(band: Json, most_waiting: int) -> dict[str, Any]:
     waiting = band.get("waiting") or 0
     dropped = {reason: n for reason, n in (band.get("dropped") or {}).items() if n}
+    flows = band.get("flows") or []
     drops = [f"{formats.count(n)} {DROP_REASONS.get(reason, reason)}" for reason, n in dropped.items()]
     return {
         "id": band.get("name"),
@@ -239,7 +279,8 @@ def _band(band: Json, most_waiting: int) -> dict[str, Any]:
         "dropped": formats.count(sum(dropped.values())),
         "dropped_text": " · ".join(drops) or "none",
         "dropped_tone": "warn" if dropped else "",
-        "flows": [_flow(flow) for flow in band.get("flows") or []],
+        "flows": [_flow(flow) for flow in sorted(flows, key=_urgency)[:FLOWS_SHOWN]],
+        "flows_more": _more(len(flows) - FLOWS_SHOWN, "flow"),
     }
 
 
@@ -251,6 +292,24 @@ def _flow(flow: Json) -> dict[str, str]:
         "oldest": formats.duration(flow.get("oldest_s")) if waiting else "–",
         "dispatched": formats.count(flow.get("dispatched_total")),
     }
+
+
+def _urgency(flow: Json) -> tuple[int, float, str]:
+    """The longest queues first; among the empty ones those that were served most."""
+    return -(flow.get("waiting") or 0), -(flow.get("dispatched_total") or 0), str(flow.get("id"))
+
+
+def present_flows(bands: Iterable[Json], wanted: str, band_name: str, limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Flows of all bands whose id contains `wanted`, longest queue first, and how many there are."""
+    found = [
+        (_urgency(flow), {**_flow(flow), "band": band.get("name")})
+        for band in bands
+        if band_name in ("", band.get("name"))
+        for flow in band.get("flows") or []
+        if wanted in str(flow.get("id")).lower()
+    ]
+    found.sort(key=lambda pair: pair[0])
+    return [flow for _, flow in found[:limit]], len(found)
 
 
 def _queue(bands: list[Json]) -> dict[str, str]:
@@ -267,7 +326,8 @@ def _tenants(bands: list[Json]) -> dict[str, dict[str, str]]:
         total["waiting"] += flow.get("waiting") or 0
         total["oldest_s"] = max(total["oldest_s"], flow.get("oldest_s") or 0.0)
         total["dispatched_total"] += flow.get("dispatched_total") or 0
-    return {name: _flow({"id": name, **total}) for name, total in sums.items()}
+    largest = sorted(sums.items(), key=lambda pair: _urgency({"id": pair[0], **pair[1]}))[:TENANTS_SHOWN]
+    return {name: _flow({"id": name, **total}) for name, total in largest}
 
 
 def _stage(name: str, stage: Json) -> dict[str, Any]:
@@ -299,7 +359,7 @@ def _fullness(saturation: float | None) -> tuple[str, str]:
     return "fine", "has room"
 
 
-def _reuse(reuse: Json) -> dict[str, Any]:
+def _reuse(reuse: Json, nodes: Iterable[Json]) -> dict[str, Any]:
     prompt, ideal, actual = (reuse.get(f"{name}_tokens") for name in ("prompt", "ideal", "actual"))
     lost = reuse.get("lost") or {}
     causes = [
@@ -322,6 +382,9 @@ def _reuse(reuse: Json) -> dict[str, Any]:
         "gap_share": _share(max(0, gap or 0), prompt),
         "gap": formats.count(gap),
         "branches": formats.exact(reuse.get("branches_live")),
+        "reclaimable": formats.count(
+            sum(max(0, (n.get("pool_used_blocks") or 0) - (n.get("pool_referenced_blocks") or 0)) for n in nodes)
+        ),
         "causes": causes,
     }
 

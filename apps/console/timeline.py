@@ -8,8 +8,10 @@ from typing import Any
 
 from apps.console import formats
 
-SPANS_MIN = (15, 60, 360)
+SPANS = {"15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400, "7d": 604_800}
 TICKS = 5
+MIN_SPAN_S = 60.0
+MAX_SPAN_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def lanes(
     return [{"name": name, "parts": _parts(phases[name], by_node[name], start, now, known_since)} for name in phases]
 
 
-def _parts(phase: str, moves: Sequence[Move], start: float, now: float, known_since: float) -> list[dict[str, str]]:
+def _parts(phase: str, moves: Sequence[Move], start: float, now: float, known_since: float) -> list[dict[str, Any]]:
     parts = []
     at, kind = max(start, known_since), moves[0].from_phase if moves else phase
     for move in moves:
@@ -53,16 +55,104 @@ def _parts(phase: str, moves: Sequence[Move], start: float, now: float, known_si
     return [part for part in parts if part]
 
 
-def _part(kind: str, began: float, ended: float, start: float, now: float, said: str) -> dict[str, str]:
+def _part(kind: str, began: float, ended: float, start: float, now: float, said: str) -> dict[str, Any]:
+    ended = min(ended, now)
     if ended <= began:
         return {}
     whole = now - start
     return {
         "kind": kind,
+        "began": began,
+        "ended": ended,
         "left": f"{(began - start) / whole * 100:.2f}%",
         "width": f"{(ended - began) / whole * 100:.2f}%",
         "text": f"{said} for {formats.duration(ended - began)}",
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time shown, `[start, end)` in unix seconds; it `follows` when it ends now and moves on with time."""
+
+    start: float
+    end: float
+    now: float
+
+    @property
+    def span_s(self) -> float:
+        return self.end - self.start
+
+    @property
+    def follows(self) -> bool:
+        return self.end >= self.now - 1.0
+
+    def query(self) -> str:
+        return f"from={self.start:.0f}&to={self.end:.0f}" if not self.follows else f"span={self.span_s:.0f}"
+
+    def _near(self, start: float, end: float) -> Window:
+        span = min(MAX_SPAN_S, max(MIN_SPAN_S, end - start))
+        end = min(self.now, end)
+        return Window(end - span, end, self.now)
+
+    def zoomed(self, factor: float) -> Window:
+        """Closer (factor below 1) or wider, around the middle; a window that follows keeps its end."""
+        span = self.span_s * factor
+        if self.follows:
+            return self._near(self.end - span, self.end)
+        middle = (self.start + self.end) / 2
+        return self._near(middle - span / 2, middle + span / 2)
+
+    def moved(self, share: float) -> Window:
+        """Earlier (negative) or later by a share of what is shown."""
+        by = self.span_s * share
+        return self._near(self.start + by, self.end + by)
+
+    def steps(self) -> list[dict[str, str]]:
+        """What the buttons and keys lead to."""
+        return [
+            {"key": "ArrowLeft", "label": "Earlier", "sign": "←", "query": self.moved(-0.5).query()},
+            {"key": "+", "label": "Zoom in", "sign": "+", "query": self.zoomed(0.5).query()},
+            {"key": "-", "label": "Zoom out", "sign": "−", "query": self.zoomed(2.0).query()},
+            {"key": "ArrowRight", "label": "Later", "sign": "→", "query": self.moved(0.5).query()},
+            {"key": "Home", "label": "Now", "sign": "Now", "query": f"span={self.span_s:.0f}"},
+        ]
+
+
+def window(asked: Mapping[str, str], now: float) -> Window:
+    """The window that a query string asks for: `from` and `to`, or `span` up to now; 15 minutes without either."""
+    start, end, span = (_number(asked.get(name)) for name in ("from", "to", "span"))
+    if start is not None and end is not None and end > start:
+        return Window(start, end, now)._near(start, end)
+    span = SPANS.get(asked.get("span", ""), span) or SPANS["15m"]
+    return Window(now - span, now, now)._near(now - span, now)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if 0 < number < 1e11 else None
+
+
+def trace(shown: Sequence[Mapping[str, Any]], start: float) -> dict[str, Any]:
+    """Lanes in the trace event format that Perfetto and chrome://tracing open; times in microseconds from `start`."""
+    events: list[dict[str, Any]] = []
+    for index, lane in enumerate(shown):
+        events.append({"ph": "M", "pid": 1, "tid": index, "name": "thread_name", "args": {"name": lane["name"]}})
+        events += [
+            {
+                "ph": "X",
+                "pid": 1,
+                "tid": index,
+                "name": part["kind"],
+                "ts": round((part["began"] - start) * 1e6),
+                "dur": round((part["ended"] - part["began"]) * 1e6),
+                "args": {"what": part["text"]},
+            }
+            for part in lane["parts"]
+        ]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"start_unix_s": start}}
 
 
 def ticks(start: float, now: float) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@
 
   // Times of day in the reader's zone, and ages that grow.
   const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+  const longClock = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
   function ago(seconds) {
     const ahead = seconds < 0;
     const span = Math.abs(seconds);
@@ -47,7 +48,7 @@
       if (at && element.dataset.told !== at) {
         element.dataset.told = at;
         const date = new Date(Number(at) * 1000);
-        element.textContent = clock.format(date);
+        element.textContent = (element.dataset.long === undefined ? clock : longClock).format(date);
         element.title = date.toLocaleString();
       }
     }
@@ -85,8 +86,9 @@
   });
   const CHANGED = "switchyard:changed";
   document.addEventListener("htmx:beforeRequest", (event) => {
-    const region = event.detail.elt;
-    if (!region.classList.contains("region") || event.detail.requestConfig.triggeringEvent?.type === CHANGED) return;
+    const element = event.detail.elt;
+    if (!element.matches(".region, .timeline-bar") || event.detail.requestConfig.triggeringEvent?.type === CHANGED) return;
+    const region = element.closest(".region");
     const busy = region.querySelector("form.inset, details[open]") || region.contains(document.activeElement);
     if (busy || document.hidden || document.body.dataset.feed === "paused") event.preventDefault();
   });
@@ -94,7 +96,7 @@
   // A request that failed says so where the reader looks.
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;
-    if (status === 422) return;
+    if (status === 422 || status === 409) return;
     say(status === 403 ? "Your account may not do that; nothing was changed." : `That did not work (${status}). Reload the page and try again.`);
   });
   document.addEventListener("htmx:sendError", () => say("The console cannot be reached. Nothing was changed."));
@@ -115,6 +117,52 @@
     if (event.detail.target.id !== "said") return;
     clearTimeout(saidUntil);
     saidUntil = setTimeout(() => event.detail.target.replaceChildren(), 12000);
+  });
+
+  // A filter that is not set stays out of the URL.
+  document.addEventListener("htmx:configRequest", (event) => {
+    if (!event.detail.elt.matches?.("form.filters")) return;
+    for (const name of [...event.detail.formData.keys()]) if (!event.detail.formData.get(name)) event.detail.formData.delete(name);
+  });
+
+  // The timeline by keyboard: its buttons say which key does what.
+  document.addEventListener("keydown", (event) => {
+    const timeline = event.target.closest?.("#timeline");
+    if (!timeline || event.ctrlKey || event.metaKey || event.altKey) return;
+    const key = event.key === "=" ? "+" : event.key;
+    const button = timeline.querySelector(`[data-timeline-key="${CSS.escape(key)}"]`);
+    if (!button) return;
+    event.preventDefault();
+    button.click();
+  });
+  document.addEventListener("htmx:afterSwap", (event) => {
+    if (event.detail.target.id === "timeline" && event.detail.requestConfig.elt?.matches("a")) event.detail.target.focus({ preventScroll: true });
+  });
+
+  // Copying the page's link, or a text that is shown once.
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-copy], [data-copy-text]");
+    if (!button) return;
+    const text = button.dataset.copyText ? document.querySelector(button.dataset.copyText).textContent : location.href;
+    const was = button.textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Select and copy it";
+    }
+    setTimeout(() => (button.textContent = was), 2500);
+  });
+
+  // How many alerts nobody has taken on, in the rail.
+  document.addEventListener("switchyard:event", (event) => {
+    const badge = document.getElementById("alert-count");
+    if (event.detail.kind !== "alert" || !badge) return;
+    const shown = badge.lastChild;
+    const change = event.detail.alerts.reduce((sum, alert) => sum + (alert.state === "firing" ? 1 : -1), 0);
+    const next = Math.max(0, Number(shown.textContent) + change);
+    shown.textContent = String(next);
+    badge.hidden = next === 0;
   });
 
   // Cancel buttons of forms that were opened in place, and focus on what was opened.

@@ -13,8 +13,10 @@ from django.contrib.auth.models import AnonymousUser
 
 from apps.console import live as feeds
 from apps.console.routing import websocket_urlpatterns
-from tests.console.kit import publish_snapshot, snapshot
-from tests.factories import make_partition, make_user
+from apps.tenancy.services import add_member
+from controlplane.actors import SYSTEM
+from tests.console.kit import band, publish_snapshot, snapshot
+from tests.factories import make_partition, make_tenant, make_user
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,9 +71,56 @@ async def test_a_stranger_is_told_to_sign_in(partition):
     assert await close_code(socket(AnonymousUser())) == 4401
 
 
-async def test_a_tenant_user_may_not_watch(partition):
-    user = await sync_to_async(make_user)("tina", "tenant")
+async def test_someone_without_a_role_may_not_watch(partition):
+    user = await sync_to_async(make_user)("nobody")
     assert await close_code(socket(user)) == 4403
+
+
+def _tenant_user():
+    user = make_user("tina", "tenant")
+    add_member(make_tenant("acme"), user, SYSTEM)
+    make_tenant("other")
+    return user
+
+
+def _two_tenants():
+    flows = [{"id": "acme", "waiting": 2, "oldest_s": 3.0, "dispatched_total": 7}]
+    flows.append({"id": "other", "waiting": 90, "oldest_s": 60.0, "dispatched_total": 8000})
+    data = snapshot()
+    theirs = {**data["recent"][0], "id": "req-of-other", "tenant": "other", "branch": "secret-branch"}
+    return data | {"bands": [band("standard", 0, 92, flows=flows)], "recent": [*data["recent"], theirs]}
+
+
+@pytest.mark.parametrize("form", ["view", "data"])
+async def test_a_tenant_user_hears_of_the_own_tenant_alone(partition, redis_client, form):
+    """On the first frame, on every later one, and in events: nothing of another tenant, of nodes or of decisions."""
+    user = await sync_to_async(_tenant_user)()
+    publish_snapshot(redis_client, _two_tenants())
+    browser = socket(user, query=f"form={form}")
+    await browser.connect()
+    texts = [(await browser.receive_output(timeout=5))["text"]]
+    layer = get_channel_layer()
+    await layer.group_send("live.gb300", {"type": "live.event", "data": {"kind": "decision", "reason": "secret"}})
+    await layer.group_send("live.gb300", {"type": "live.snapshot", "data": _two_tenants() | {"seq": 9}})
+    texts.append((await browser.receive_output(timeout=5))["text"])
+    for text in texts:
+        assert "acme" in text
+        for secret in ("other", "secret", "8000", "8,000", "gb300-1", ":92"):
+            assert secret not in text
+    frame = json.loads(texts[1])
+    shown = frame["view"] if form == "view" else frame["data"]
+    assert [flow["id"] for row in shown["bands"] for flow in row["flows"]] == ["acme"]
+    await browser.disconnect()
+
+
+async def test_a_tenant_user_of_no_tenant_hears_nothing_of_anybody(partition, redis_client):
+    user = await sync_to_async(make_user)("tom", "tenant")
+    publish_snapshot(redis_client, _two_tenants())
+    browser = socket(user)
+    await browser.connect()
+    text = (await browser.receive_output(timeout=5))["text"]
+    assert "acme" not in text and "other" not in text
+    await browser.disconnect()
 
 
 async def test_an_unknown_partition_is_said_so(viewer):
@@ -103,10 +152,11 @@ async def test_a_page_gets_history_and_ready_texts(viewer, redis_client):
     await again.disconnect()
 
 
-async def test_events_reach_the_browser_in_order(viewer):
+async def test_events_reach_the_browser_in_order(viewer, redis_client):
+    publish_snapshot(redis_client, snapshot())
     communicator = socket(viewer)
     await communicator.connect()
-    await asyncio.sleep(0.1)
+    await communicator.frame()  # it is in the group by then
     for number in range(3):
         event = {"type": "live.event", "data": {"kind": "switch", "n": number}}
         await get_channel_layer().group_send("live.gb300", event)
@@ -116,10 +166,11 @@ async def test_events_reach_the_browser_in_order(viewer):
 
 
 async def test_what_a_browser_sends_is_ignored(viewer, redis_client):
+    publish_snapshot(redis_client, snapshot())
     communicator = socket(viewer)
     await communicator.connect()
     await communicator.send_input({"type": "websocket.receive", "text": "not json"})
-    await asyncio.sleep(0.1)
+    await communicator.frame()
     await get_channel_layer().group_send("live.gb300", {"type": "live.snapshot", "data": snapshot(seq=3)})
     assert (await communicator.frame())["data"]["seq"] == 3
     await communicator.disconnect()
@@ -137,7 +188,7 @@ async def test_a_slow_reader_gets_the_newest_snapshot_not_a_queue(viewer):
 
     consumer.send = send
     consumer._events, consumer._latest, consumer._wake = [], None, asyncio.Event()
-    consumer._feed, consumer._form = feeds.Feed("gb300"), "data"
+    consumer._feed, consumer._form, consumer._scope = feeds.Feed("gb300"), "data", None
     consumer._offer(snapshot(seq=0))
     task = asyncio.create_task(consumer._send_newest())
     await asyncio.sleep(0.02)

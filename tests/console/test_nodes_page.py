@@ -1,5 +1,8 @@
 """Nodes: cards, phase lanes, and forcing one node."""
 
+import json
+import time
+
 import pytest
 
 from apps.planning import services
@@ -42,10 +45,62 @@ def test_a_past_switch_is_in_its_nodes_lane_and_in_the_table(as_role, live, part
     assert "decode → prefill" in page
 
 
-@pytest.mark.parametrize(("asked", "shown"), [("60", 60), ("360", 360), ("7", 15), ("x", 15), ("", 15), ("²", 15)])
-def test_the_time_shown_is_one_of_three(as_role, live, asked, shown):
-    answer = as_role("viewer").get(BASE, {"minutes": asked})
-    assert answer.context["minutes"] == shown
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [("1h", 3600), ("600", 600), ("", 900), ("x", 900), ("-5", 900), ("1e30", 900), ("9999999", 30 * 86400)],
+)
+def test_the_time_shown_is_in_the_url_and_within_bounds(as_role, live, asked, shown):
+    answer = as_role("viewer").get(BASE, {"span": asked})
+    assert answer.context["window"].span_s == pytest.approx(shown, abs=1)
+    assert answer.context["window"].follows
+
+
+def test_a_past_window_stays_where_it_is_and_its_buttons_lead_on(as_role, live):
+    now = time.time()
+    answer = as_role("viewer").get(BASE, {"from": now - 7200, "to": now - 3600})
+    window = answer.context["window"]
+    assert not window.follows and window.span_s == pytest.approx(3600, abs=2)
+    steps = {step["label"]: step["query"] for step in window.steps()}
+    assert steps["Zoom in"].startswith("from=") and steps["Now"] == f"span={window.span_s:.0f}"
+    assert "data-timeline-key" in answer.content.decode()
+
+
+@pytest.mark.parametrize("kind", ["trace", "csv", "json"])
+def test_phases_are_exported(as_role, live, kind):
+    answer = as_role("viewer").get(BASE + "timeline/", {"format": kind})
+    assert "attachment" in answer["Content-Disposition"]
+    if kind == "trace":
+        events = json.loads(answer.content)["traceEvents"]
+        assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {f"gb300-{i}" for i in (1, 2, 3, 4)}
+    else:
+        assert b"gb300-1" in answer.content and b"prefill" in answer.content
+
+
+def test_a_node_is_drained_brought_back_removed_and_added(as_role, live, partition):
+    client = as_role("operator")
+    node = partition.nodes.get(name="gb300-1")
+    said = client.post(BASE + "gb300-1/drain/", {"drain-gb300-1-reason": "fan"}).content
+    assert b"takes no new work" in said
+    node.refresh_from_db()
+    assert node.draining and b"Bring back" in client.get(BASE).content
+    client.post(BASE + "gb300-1/undrain/", {})
+    wrong = client.post(
+        BASE + "gb300-1/remove/", {"remove-gb300-1-reason": "gone", "remove-gb300-1-confirm": "gb300-2"}
+    )
+    assert wrong.status_code == 422
+    client.post(BASE + "gb300-1/remove/", {"remove-gb300-1-reason": "gone", "remove-gb300-1-confirm": "gb300-1"})
+    node.refresh_from_db()
+    assert not node.enabled and b"Removed from service" in client.get(BASE).content
+    client.post(BASE + "gb300-1/add/", {})
+    node.refresh_from_db()
+    assert node.enabled and not node.draining
+
+
+def test_filtered_nodes_are_the_ones_asked_for(as_role, live):
+    page = as_role("viewer").get(BASE, {"q": "300-3"}).content.decode()
+    listed = page.split('id="node-list"')[1]
+    assert "gb300-3" in listed and "gb300-1" not in listed
+    assert "data-live" not in listed, "what is not kept up to date by the feed must not be written by it"
 
 
 def test_forcing_a_node_orders_its_switch_and_marks_its_card(as_role, live, partition):

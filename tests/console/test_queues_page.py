@@ -2,18 +2,22 @@
 
 import pytest
 
+from apps.console.forms import BandForm
 from apps.flowcontrol.models import Band, BandEvent
+from apps.flowcontrol.services import update_band
 from apps.tenancy.models import Tenant
 from apps.topology import configuration
+from tests.console.kit import band, publish_snapshot, snapshot
+from tests.factories import actor_with
 
 BAND = "/p/gb300/queues/bands/standard/"
 TENANT = "/p/gb300/queues/tenants/acme/"
 
 
 def filled(**changes):
-    band = Band.objects.get(name="standard")
-    names = ("priority", "ttl_s", "max_requests", "max_bytes", "min_share", "ceiling", "fairness", "ordering")
-    values = {name: getattr(band, name) for name in names} | {"reason": ""} | changes
+    row = Band.objects.get(name="standard")
+    values = {name: "" if (value := getattr(row, name)) is None else value for name in BandForm.row_fields}
+    values |= {"reason": "", **changes}
     return {f"band-standard-{name}": value for name, value in values.items()}
 
 
@@ -58,7 +62,7 @@ def test_saving_without_a_change_makes_no_version(as_role, partition):
         ({"priority": 100}, "priority", "premium has priority 100 already"),
         ({"priority": "high"}, "priority", "whole number"),
         ({"ttl_s": "0"}, "ttl_s", ""),
-        ({"ttl_s": ""}, "ttl_s", "required"),
+        ({"max_requests": ""}, "max_requests", "required"),
         ({"max_requests": "0"}, "max_requests", ""),
         ({"min_share": "1.5"}, "min_share", ""),
         ({"fairness": "lottery"}, "fairness", "valid choice"),
@@ -73,6 +77,43 @@ def test_a_bad_value_is_refused_at_its_field(as_role, partition, changes, field,
     assert message in error
     assert 'aria-invalid="true"' in page
     assert Band.objects.get(name="standard").priority == 0
+
+
+def test_a_stale_edit_shows_the_other_persons_change_and_saves_nothing(as_role, partition):
+    opened = as_role("operator").get(BAND).context["form"]
+    base = opened["base"].value()
+    update_band(Band.objects.get(name="standard"), actor_with("operator", "robin"), "bigger queue", max_requests=77)
+    typed = filled(priority=7) | {"band-standard-max_requests": 1000, "band-standard-base": base}
+    answer = as_role("operator").post(BAND, typed)
+    page = answer.content.decode()
+    assert answer.status_code == 409
+    assert "Not saved: robin changed this" in page and "bigger queue" in page
+    assert "<del>1000</del> → <ins>77</ins>" in page
+    stored = Band.objects.get(name="standard")
+    assert (stored.priority, stored.max_requests) == (0, 77)
+    again = answer.context["form"]
+    assert again["priority"].value() == "7" and int(again["max_requests"].value()) == 77
+    saved = as_role("operator").post(
+        BAND, {f"band-standard-{f.name}": "" if f.value() is None else f.value() for f in again}
+    )
+    assert saved.status_code == 200
+    stored.refresh_from_db()
+    assert (stored.priority, stored.max_requests) == (7, 77), "both changes stand"
+
+
+def test_a_forged_base_is_refused(as_role, partition):
+    answer = as_role("operator").post(BAND, filled(priority=7) | {"band-standard-base": "made:up"})
+    assert answer.status_code == 422 and b"open it again" in answer.content
+
+
+def test_two_hundred_flows_are_cut_to_the_longest_and_found_by_id(as_role, partition, redis_client):
+    flows = [{"id": f"agent-{i:03}", "waiting": i, "oldest_s": 1.0, "dispatched_total": i} for i in range(200)]
+    publish_snapshot(redis_client, snapshot(bands=[band("standard", 0, 19900, flows=flows)]))
+    page = as_role("viewer").get("/p/gb300/queues/").content.decode()
+    listed = page.split('aria-label="Tenants of this band"')[1].split("</ul>")[0]
+    assert "agent-199" in listed and "agent-100" not in listed and "and 188 flows more" in page
+    found = as_role("viewer").get("/p/gb300/queues/flows/", {"find": "AGENT-017"}).content.decode()
+    assert "agent-017" in found and "agent-018" not in found
 
 
 def test_an_unknown_band_is_a_404(as_role, partition):

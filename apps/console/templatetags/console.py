@@ -39,9 +39,11 @@ def _source(context: template.Context, of: Any) -> Any:
 
 @register.simple_tag(takes_context=True)
 def live(context: template.Context, path: str, of: Any = _PAGE, cls: str = "") -> SafeString:
-    """A span whose text is the value at `path`, kept up to date by the page's live feed."""
+    """A span whose text is the value at `path`, kept up to date by the page's live feed (unless the context is `still`)."""
     attributes = format_html(' class="{}"', cls) if cls else ""
     value = _lookup(_source(context, of), path)
+    if context.get("still"):
+        return format_html("<span{}>{}</span>", attributes, value)
     return format_html('<span data-live="{}"{}>{}</span>', path, attributes, value)
 
 
@@ -53,6 +55,8 @@ def bind(context: template.Context, of: Any, pairs: str) -> SafeString:
     plain = format_html_join(" ", '{}="{}"', ((n, _lookup(source, p)) for n, p in split if not n.startswith("--")))
     styles = format_html_join(";", "{}:{}", ((n, _lookup(source, p)) for n, p in split if n.startswith("--")))
     style = format_html(' style="{}"', styles) if styles else ""
+    if context.get("still"):
+        return format_html("{}{}", plain, style)
     return format_html('data-bind="{}" {}{}', pairs, plain, style)
 
 
@@ -60,3 +64,15 @@ def bind(context: template.Context, of: Any, pairs: str) -> SafeString:
 def get(mapping: Any, key: str) -> Any:
     """The value under a key that is only known at run time."""
     return mapping.get(key) if hasattr(mapping, "get") else None
+
+
+@register.filter
+def words(text: str) -> list[str]:
+    """The words of a text, for a short loop in a template."""
+    return text.split()
+
+
+@register.filter
+def removed(stored: Any) -> list[Any]:
+    """Of nodes by name, those that are taken out of service."""
+    return [node for node in stored.values() if not node.enabled] if stored else []

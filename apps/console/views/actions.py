@@ -8,7 +8,8 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from apps.console.forms import ServiceForm
+from apps.console.forms import RowForm, ServiceForm
+from controlplane.audit_trail import last_changes
 from controlplane.errors import SwitchyardError
 from controlplane.permissions import Forbidden
 
@@ -19,6 +20,27 @@ CHANGED = "switchyard:changed"
 def posted(request: HttpRequest) -> Any:
     """What a form is bound to: the posted fields, None when it is only to be shown."""
     return request.POST if request.method == "POST" else None
+
+
+def stale(form: RowForm) -> bool:
+    """Whether somebody changed the row since the form was shown; then it says who and what, and keeps the own changes."""
+    theirs = form.theirs
+    if not theirs:
+        return False
+    entry = next(iter(last_changes(form.row, 1)), None)
+    form.stale = [
+        {
+            "field": str(form.fields[name].label or name.replace("_", " ")).lower(),
+            "was": was,
+            "now": now,
+            "by": entry.actor if entry else "someone",
+            "at": entry.at.timestamp() if entry else None,
+            "reason": entry.reason if entry else "",
+        }
+        for name, (was, now) in theirs.items()
+    ]
+    form.onto_theirs()
+    return True
 
 
 def answer(
@@ -37,10 +59,12 @@ def answer(
     `slot` is the id of the element that holds the form; it is emptied when the action is done.
     """
     context: dict[str, Any] = {"form": form, "slot": slot, "title": title, "submit": submit, "about": about}
-    context |= {"danger": danger, "action": request.path}
+    context |= {"danger": danger, "action": request.get_full_path()}
     if request.method == "GET":
         return render(request, "console/_action_form.html", context)
     if form.is_valid():
+        if isinstance(form, RowForm) and stale(form):
+            return render(request, "console/_action_form.html", context, status=409)
         try:
             done = write()
         except SwitchyardError as error:

@@ -1,8 +1,9 @@
-"""Every node: what it does, how full and how healthy it is, and which phases it had."""
+"""Every node: what it does, how full and how healthy it is, which phases it had; drain, force, remove."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,43 +12,108 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods
 
+from apps.console import exports, live
 from apps.console.access import partition_view
-from apps.console.forms import ForceNodeForm, ReasonForm
-from apps.console.timeline import SPANS_MIN, Move, lanes, ticks
+from apps.console.filters import choice, read, text
+from apps.console.forms import ConfirmForm, ForceNodeForm, ReasonForm
+from apps.console.present import NODES_SHOWN, present_nodes
+from apps.console.timeline import SPANS, Move, Window, lanes, ticks, trace, window
 from apps.console.views.actions import answer, posted
-from apps.console.views.shell import page
+from apps.console.views.shell import abilities, page
 from apps.planning import services
 from apps.planning.models import SwitchStep
 from apps.planning.selectors import forced_phases
+from apps.telemetry.samples import KINDS
+from apps.topology import services as topology
 from apps.topology.models import ConfigurationVersion, Node, Partition
 from apps.topology.selectors import nodes_of
 
 form_view = require_http_methods(["GET", "POST"])
+LANES_SHOWN = 40
 
 
 @partition_view("viewer")
 def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
     rows = {node.name: node for node in nodes_of(partition)}
-    lanes_shown = _timeline(request, partition, list(rows.values()))
-    return page(request, partition, "nodes", stored=rows, forced=forced_phases(partition), **lanes_shown)
+    context = _narrowed(request, partition, len(rows)) | _timeline(request, partition, list(rows.values()))
+    return page(request, partition, "nodes", stored=rows, forced=forced_phases(partition), **context)
+
+
+@partition_view("viewer")
+def node_list(request: HttpRequest, partition: Partition) -> HttpResponse:
+    """The cards again, of a list too long to be kept up to date by the live feed."""
+    rows = {node.name: node for node in nodes_of(partition)}
+    context = {"partition": partition, "stored": rows, "forced": forced_phases(partition)}
+    context |= _narrowed(request, partition, len(rows)) | abilities(request)
+    return render(request, "console/_node_list.html", context)
+
+
+def _narrowed(request: HttpRequest, partition: Partition, total: int) -> dict[str, Any]:
+    """The filters and, where they are set or the nodes are many, the chosen nodes as they are now (`still`)."""
+    filters = read(request, choice("kind", "Doing", KINDS), text("q", "Node", "part of the name"))
+    if not filters.active and total <= NODES_SHOWN:
+        return {"filters": filters, "still": False, "nodes_total": total}
+    snapshot = live.last_snapshot(partition) or {}
+    wanted = filters.value("q").lower()
+    found = [n for n in snapshot.get("nodes") or [] if wanted in str(n.get("name")).lower()]
+    shown = [n for n in present_nodes(found) if filters.value("kind") in ("", n["kind"])]
+    return {
+        "filters": filters,
+        "still": True,
+        "nodes_total": len(shown),
+        "chosen": shown[:NODES_SHOWN],
+        "nodes_shown": min(NODES_SHOWN, len(shown)),
+    }
 
 
 @partition_view("viewer")
 def timeline(request: HttpRequest, partition: Partition) -> HttpResponse:
-    """The lanes again, as time goes on."""
-    context = {"partition": partition} | _timeline(request, partition, list(nodes_of(partition)))
-    return render(request, "console/_timeline.html", context)
+    """The lanes again, as time goes on; `?format=trace` (Perfetto), `csv` or `json` for all of them as a file."""
+    kind = request.GET.get("format")
+    found = _timeline(request, partition, list(nodes_of(partition)), whole=bool(kind))
+    if kind == "trace":
+        return exports.json_response(
+            f"{partition.name}-phases.trace.json", trace(found["lanes"], found["window"].start)
+        )
+    rows = [
+        {"node": lane["name"], "phase": part["kind"], "from": part["began"], "to": part["ended"], "what": part["text"]}
+        for lane in found["lanes"]
+        for part in lane["parts"]
+    ]
+    file = exports.exported(kind, f"{partition.name}-phases", rows)
+    return file or render(request, "console/_timeline.html", {"partition": partition} | found)
 
 
-def _timeline(request: HttpRequest, partition: Partition, rows: list[Node]) -> dict[str, Any]:
-    asked = request.GET.get("minutes", "")
-    minutes = int(asked) if asked in {str(span) for span in SPANS_MIN} else SPANS_MIN[0]
+def _timeline(request: HttpRequest, partition: Partition, rows: list[Node], whole: bool = False) -> dict[str, Any]:
     now = time.time()
-    start = now - minutes * 60
+    shown = window(request.GET, now)
+    moves = _moves(partition, shown)
+    first = ConfigurationVersion.objects.filter(partition=partition).order_by("version").only("created_at").first()
+    known_since = first.created_at.timestamp() if first else now
+    wanted = request.GET.get("q", "").lower()
+    names = [node for node in rows if node.enabled and wanted in node.name.lower()]
+    if not whole and len(names) > LANES_SHOWN:
+        moved = {move.node for move in moves}
+        names.sort(key=lambda node: (node.name not in moved, node.order))
+    phases = {node.name: node.desired_phase for node in (names if whole else names[:LANES_SHOWN])}
+    return {
+        "window": shown,
+        "lanes": lanes(phases, moves, shown.start, shown.end, known_since),
+        "lanes_left_out": len(names) - len(phases),
+        "moves": sorted(moves, key=lambda move: -move.began)[:200],
+        "ticks": ticks(shown.start, shown.end),
+        "long_ticks": shown.span_s > 86_400,
+        "spans": SPANS,
+        "q": request.GET.get("q", ""),
+    }
+
+
+def _moves(partition: Partition, shown: Window) -> list[Move]:
+    """Steps that ran within the window, and the first one after it, which tells the phase before."""
     steps = SwitchStep.objects.filter(order__partition=partition, began_at__isnull=False).filter(
-        Q(finished_at=None) | Q(finished_at__gt=datetime.fromtimestamp(start, UTC))
+        Q(finished_at=None) | Q(finished_at__gt=datetime.fromtimestamp(shown.start, UTC))
     )
-    moves = [
+    return [
         Move(
             node=step.node,
             from_phase=step.from_phase,
@@ -61,16 +127,9 @@ def _timeline(request: HttpRequest, partition: Partition, rows: list[Node]) -> d
         for step in steps.order_by("began_at")
         if step.began_at
     ]
-    phases = {node.name: node.desired_phase for node in rows if node.enabled}
-    first = ConfigurationVersion.objects.filter(partition=partition).order_by("version").only("created_at").first()
-    known_since = first.created_at.timestamp() if first else now
-    return {
-        "lanes": lanes(phases, moves, start, now, known_since),
-        "moves": sorted(moves, key=lambda move: -move.began),
-        "ticks": ticks(start, now),
-        "minutes": minutes,
-        "spans": SPANS_MIN,
-    }
+
+
+# -- force -----------------------------------------------------------------------------------------------------------
 
 
 @partition_view("administrator")
@@ -108,3 +167,66 @@ def clear(request: HttpRequest, partition: Partition, name: str) -> HttpResponse
         request, form, write, slot=f"node-{name}-slot", title=f"End the force on {name}", submit="End the force",
         about="It keeps its phase until the planner or a person changes it.",
     )  # fmt: skip
+
+
+# -- service ---------------------------------------------------------------------------------------------------------
+
+
+@partition_view("operator")
+@form_view
+def drain(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
+    return _serve(
+        request, partition, name, topology.drain_node, "drain", "Drain", "takes no new work",
+        "Running requests finish; new ones go elsewhere. Its pool can still be fetched from.",
+    )  # fmt: skip
+
+
+@partition_view("operator")
+@form_view
+def undrain(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
+    return _serve(
+        request, partition, name, topology.undrain_node, "undrain", "Bring back", "is back in service",
+        "It takes new work of its phase again, at once.",
+    )  # fmt: skip
+
+
+@partition_view("operator")
+@form_view
+def remove(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
+    node = get_object_or_404(nodes_of(partition), name=name)
+    form = ConfirmForm(name, posted(request), prefix=f"remove-{name}")
+
+    def write() -> str:
+        topology.disable_node(node, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"{name} is removed from service; the gateway has forgotten it."
+
+    return answer(
+        request, form, write, slot=f"node-{name}-slot", title=f"Remove {name}", submit=f"Remove {name}",
+        about="The gateway moves its requests elsewhere and forgets it and its pool. Drain it first to let them finish. "
+        "It can be added again.", danger=True,
+    )  # fmt: skip
+
+
+@partition_view("operator")
+@form_view
+def add(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
+    return _serve(
+        request, partition, name, topology.enable_node, "add", "Add", "is in service again",
+        "The gateway connects to its agent and asks what its pool holds.",
+    )  # fmt: skip
+
+
+def _serve(
+    request: HttpRequest, partition: Partition, name: str, write_to: Callable[..., Node], prefix: str, verb: str,
+    done: str, about: str,
+) -> HttpResponse:  # fmt: skip
+    node = get_object_or_404(nodes_of(partition), name=name)
+    form = ReasonForm(posted(request), prefix=f"{prefix}-{name}")
+
+    def write() -> str:
+        write_to(node, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"{name} {done}."
+
+    return answer(
+        request, form, write, slot=f"node-{name}-slot", title=f"{verb} {name}", submit=f"{verb} {name}", about=about
+    )

@@ -9,8 +9,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods, require_POST
 
+from apps.console import live
 from apps.console.access import partition_view
 from apps.console.forms import BandForm
+from apps.console.present import present_flows
+from apps.console.views.actions import stale
+from apps.console.views.requests import waiting_context
 from apps.console.views.shell import abilities, page
 from apps.flowcontrol.models import Band
 from apps.flowcontrol.selectors import bands_of
@@ -21,11 +25,27 @@ from apps.topology import configuration
 from apps.topology.models import Partition
 from controlplane.errors import SwitchyardError
 
+FLOWS_FOUND = 40
+
 
 @partition_view("viewer")
 def queues(request: HttpRequest, partition: Partition) -> HttpResponse:
     bands = {band.name: band for band in bands_of(partition)}
-    return page(request, partition, "queues", bands=bands, tenants=list(Tenant.objects.order_by("name")))
+    context = waiting_context(request, partition) | _flows(request, partition)
+    return page(request, partition, "queues", bands=bands, tenants=list(Tenant.objects.order_by("name")), **context)
+
+
+@partition_view("viewer")
+def flows(request: HttpRequest, partition: Partition) -> HttpResponse:
+    """The part of the Queues page that finds flows by id, where the live list shows only the longest."""
+    return render(request, "console/_flows.html", {"partition": partition} | _flows(request, partition))
+
+
+def _flows(request: HttpRequest, partition: Partition) -> dict[str, Any]:
+    wanted = request.GET.get("find", "")[:200]
+    snapshot = live.last_snapshot(partition) or {}
+    found, total = present_flows(snapshot.get("bands") or [], wanted.lower(), "", FLOWS_FOUND)
+    return {"find": wanted, "found_flows": found, "flows_total": total, "flows_shown": len(found)}
 
 
 @partition_view("operator")
@@ -38,6 +58,8 @@ def band(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
     if request.method == "GET":
         return render(request, "console/_band_form.html", context)
     if form.is_valid():
+        if stale(form):
+            return render(request, "console/_band_form.html", context, status=409)
         try:
             saved = update_band(row, request.actor, form.reason_given, **form.changes())  # type: ignore[attr-defined]
         except SwitchyardError as error:

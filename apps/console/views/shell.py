@@ -1,4 +1,4 @@
-"""What every page of a partition shares: navigation, roles, the last snapshot."""
+"""What every page of a partition shares: navigation, roles, the last snapshot, the open alerts, the time range."""
 
 from __future__ import annotations
 
@@ -6,16 +6,49 @@ import time
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 
 from apps.console import live
-from apps.console.access import slo_ttft_s
+from apps.console.access import partition_view, scope_of, slo_ttft_s
+from apps.console.exports import csv_response
 from apps.console.present import present
+from apps.console.scoping import scoped
+from apps.telemetry import samples
+from apps.telemetry.choices import AlertState
+from apps.telemetry.models import Alert
+from apps.tenancy.selectors import tenants_visible_to
 from apps.topology.models import Partition
+from apps.topology.selectors import nodes_of
 from controlplane import permissions
 
-PAGES = (("overview", "Overview"), ("queues", "Queues"), ("split", "Split"), ("nodes", "Nodes"))
+# (address name, label, key after "g", whether a tenant user has it) in the order of the rail, by group.
+GROUPS: tuple[tuple[str, tuple[tuple[str, str, str, bool], ...]], ...] = (
+    (
+        "Watch",
+        (
+            ("overview", "Overview", "o", True),
+            ("queues", "Queues", "q", False),
+            ("nodes", "Nodes", "n", False),
+            ("requests", "Requests", "r", True),
+            ("branches", "Branches", "b", True),
+            ("reuse", "KV reuse", "k", False),
+        ),
+    ),
+    ("Decide", (("split", "Split", "s", False), ("model", "Model", "m", False), ("whatif", "What-if", "w", False))),
+    (
+        "Manage",
+        (
+            ("tenants", "Tenants", "t", True),
+            ("alerts", "Alerts", "a", False),
+            ("audit", "Audit", "u", False),
+            ("settings", "Settings", "e", False),
+        ),
+    ),
+)
+TITLES = {name: label for _, pages in GROUPS for name, label, _, _ in pages}
+RANGES = {"5m": 300, "1h": 3600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
 Live = tuple[dict[str, Any] | None, float | None]
 THEMES = ("auto", "light", "dark")
 
@@ -27,23 +60,36 @@ def page(
 
     `seen` is for a page that has read the live state already.
     """
-    view, slo = seen or live_view(partition)
+    view, slo = seen or live_view(request, partition)
+    scope = request.scope  # type: ignore[attr-defined]
+    groups = [(title, [entry for entry in pages if scope is None or entry[3]]) for title, pages in GROUPS]
     shell = {
         "page": name,
-        "pages": PAGES,
-        "title": dict(PAGES)[name],
+        "groups": [(title, pages) for title, pages in groups if pages],
+        "title": TITLES.get(name, ""),
         "partition": partition,
         "partitions": list(Partition.objects.order_by("name")),
         "view": view,
         "slo_ttft_s": slo,
         "stale_after_s": live.STALE_AFTER_S,
+        "scope": sorted(scope) if scope is not None else None,
+        "alerts_open": open_alerts(partition) if scope is None else 0,
     }
-    return render(request, f"console/{name}.html", shell | abilities(request) | theme(request) | context)
+    template = context.pop("template", f"console/{name}.html")
+    return render(request, template, shell | abilities(request) | theme(request) | context)
 
 
-def live_view(partition: Partition) -> Live:
+def open_alerts(partition: Partition) -> int:
+    """Alerts that fire and that nobody has taken on yet."""
+    return Alert.objects.filter(partition=partition, state=AlertState.FIRING, acknowledged_at=None).count()
+
+
+def live_view(request: HttpRequest, partition: Partition) -> Live:
     """The last snapshot, ready to show (None when the gateway is silent), and the TTFT target in seconds."""
     snapshot, slo = live.last_snapshot(partition), slo_ttft_s(partition)
+    scope = request.scope  # type: ignore[attr-defined]
+    if snapshot is not None and scope is not None:
+        snapshot = scoped(snapshot, scope)
     return present(snapshot, time.time(), slo) if snapshot else None, slo
 
 
@@ -61,11 +107,63 @@ def theme(request: HttpRequest) -> dict[str, str]:
     return {"theme": chosen if chosen in THEMES else "auto"}
 
 
+def chosen_range(request: HttpRequest, default: str = "5m") -> str:
+    """The time range in the URL, as one of `RANGES`."""
+    asked = request.GET.get("range", default)
+    return asked if asked in RANGES else default
+
+
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
     """Opens the first partition's overview; says what to do when there is none yet."""
-    permissions.require(request, "viewer")
+    actor = permissions.actor_of(request)
+    if not permissions.has_role(actor, "tenant"):
+        permissions.require(actor, "viewer")
     first = Partition.objects.order_by("name").first()
     if first is None:
         return render(request, "console/no_partition.html", theme(request))
     return redirect("overview", partition=first.name)
+
+
+@partition_view("viewer")
+def history(request: HttpRequest, partition: Partition) -> HttpResponse:
+    """The charts' points of a time range: JSON, or `?format=csv`."""
+    now = time.time()
+    points = samples.between(partition, now - RANGES[chosen_range(request, "1h")], now)
+    if request.GET.get("format") == "csv":
+        return csv_response(f"{partition.name}-history.csv", [_flat(point) for point in points])
+    return JsonResponse({"points": points})
+
+
+def _flat(point: dict[str, Any]) -> dict[str, Any]:
+    """Nested members as `waiting.premium`."""
+    flat: dict[str, Any] = {}
+    for name, value in point.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": number for inner, number in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+@partition_view("viewer", tenants=True)
+def palette(request: HttpRequest, partition: Partition) -> HttpResponse:
+    """What the keyboard palette can go to: pages, partitions, nodes, tenants."""
+    scope = scope_of(permissions.actor_of(request))
+    entries = [
+        {"label": label, "kind": "page", "keys": f"g {key}", "url": reverse(name, args=[partition.name])}
+        for _, pages in GROUPS
+        for name, label, key, for_tenants in pages
+        if scope is None or for_tenants
+    ]
+    entries += [
+        {"label": name, "kind": "partition", "url": reverse("overview", args=[name])}
+        for name in Partition.objects.order_by("name").values_list("name", flat=True)
+    ]
+    if scope is None:
+        url = reverse("nodes", args=[partition.name])
+        entries += [{"label": n.name, "kind": "node", "url": f"{url}?q={n.name}"} for n in nodes_of(partition)[:1000]]
+    url = reverse("requests", args=[partition.name])
+    visible = tenants_visible_to(permissions.actor_of(request)).values_list("name", flat=True)
+    entries += [{"label": name, "kind": "tenant", "url": f"{url}?tenant={name}"} for name in visible]
+    return JsonResponse({"entries": entries, "find": f"{url}?q="})

@@ -1,0 +1,202 @@
+"""Reads of the audit trail: what was changed, by whom, why, and in which request; before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import pghistory.models
+from django.apps import apps
+from django.db.models import ForeignKey, Model, OuterRef, Q, QuerySet, Subquery
+
+from apps.topology.models import Partition
+
+PAGE = 50
+_MEANINGLESS = frozenset({"id", "pgh_id", "pgh_created_at", "pgh_label", "pgh_obj", "pgh_context"})
+_SUBJECTS = ("name", "subject", "rule", "node", "actor", "key", "username")
+_DONE = {"insert_insert": "created", "update_update": "changed", "delete_delete": "removed",
+         "insert": "created", "update": "changed", "delete": "removed"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field's value before and after; `before` is None where the row was created, `after` where it was removed."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the trail. `cause` is shared by everything that one action changed; `request_id` is the HTTP request's."""
+
+    table: str
+    kind: str
+    subject: str
+    done: str
+    at: datetime
+    number: int
+    actor: str
+    actor_kind: str
+    reason: str
+    request_id: str
+    cause: str
+    changes: tuple[Change, ...] = field(default=())
+
+
+@cache
+def tables() -> dict[str, type[Model]]:
+    """Name of each audited table to its event model: `band`, `apikey`, `plannerpolicy`, ..."""
+    found = {}
+    for model in apps.get_models():
+        if issubclass(model, pghistory.models.Event) and model is not pghistory.models.Event and model._meta.managed:
+            found[_tracked(model)._meta.model_name] = model
+    return {str(name): found[name] for name in sorted(found)}
+
+
+def _tracked(model: type[Any]) -> Any:
+    """The audited table behind an event model."""
+    return model._meta.get_field("pgh_obj").related_model
+
+
+def title(table: str) -> str:
+    return str(_tracked(tables()[table])._meta.verbose_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What the trail is narrowed to; empty means any. `before` continues a page."""
+
+    table: str = ""
+    actor: str = ""
+    cause: str = ""
+    request_id: str = ""
+    text: str = ""
+    since: datetime | None = None
+    before: datetime | None = None
+
+
+def trail(partition: Partition | None, narrow: Narrow, limit: int = PAGE) -> tuple[list[Entry], bool]:
+    """Newest first: rows of the partition and of what belongs to none; and whether there are more."""
+    chosen = {narrow.table: tables()[narrow.table]} if narrow.table in tables() else tables()
+    rows: list[tuple[datetime, str, Any]] = []
+    for table, model in chosen.items():
+        rows += [(row.pgh_created_at, table, row) for row in _narrowed(model, partition, narrow)[: limit + 1]]
+    rows.sort(key=lambda found: (found[0], found[2].pgh_id), reverse=True)
+    shown = rows[:limit]
+    earlier = _earlier([row for _, _, row in shown])
+    return [_entry(table, row, earlier.get((table, row.pgh_id))) for _, table, row in shown], len(rows) > limit
+
+
+def last_changes(row: Model, limit: int = 3) -> list[Entry]:
+    """The newest changes of one audited row."""
+    table = str(row._meta.model_name)
+    events: Any = row.events  # type: ignore[attr-defined]
+    rows = list(events.select_related("pgh_context").order_by("-pgh_id")[: limit + 1])
+    return [_entry(table, now, rows[i + 1] if i + 1 < len(rows) else None) for i, now in enumerate(rows[:limit])]
+
+
+def _narrowed(model: type[Model], partition: Partition | None, narrow: Narrow) -> QuerySet[Any]:
+    rows = model._default_manager.select_related("pgh_context").order_by("-pgh_id")
+    names = {column.name for column in model._meta.get_fields()}
+    if partition is not None and "partition" in names:
+        rows = rows.filter(partition=partition)
+    if partition is not None and "proposal" in names:
+        rows = rows.filter(proposal__partition=partition)
+    if narrow.actor:
+        rows = rows.filter(pgh_context__metadata__actor=narrow.actor)
+    if narrow.request_id:
+        rows = rows.filter(pgh_context__metadata__request_id=narrow.request_id)
+    if narrow.cause:
+        rows = rows.filter(pgh_context_id=narrow.cause) if _is_uuid(narrow.cause) else rows.none()
+    if narrow.since:
+        rows = rows.filter(pgh_created_at__gte=narrow.since)
+    if narrow.before:
+        rows = rows.filter(pgh_created_at__lt=narrow.before)
+    if narrow.text:
+        anywhere = Q(pgh_context__metadata__reason__icontains=narrow.text)
+        for name in _SUBJECTS:
+            if name in names:
+                anywhere |= Q(**{f"{name}__icontains": narrow.text})
+        rows = rows.filter(anywhere)
+    return rows
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _earlier(rows: Sequence[Any]) -> dict[tuple[str, int], Any]:
+    """For each row of a change, the row of the same object before it; two queries a table."""
+    by_model: dict[type[Model], list[int]] = {}
+    for row in rows:
+        if "update" in row.pgh_label:
+            by_model.setdefault(type(row), []).append(row.pgh_id)
+    found: dict[tuple[str, int], Any] = {}
+    for model, ids in by_model.items():
+        table = str(_tracked(model)._meta.model_name)
+        pairs = _pairs(model, ids)
+        before = model._default_manager.in_bulk(list(pairs.values()))
+        found |= {(table, number): before[previous] for number, previous in pairs.items()}
+    return found
+
+
+def _pairs(model: type[Model], ids: Iterable[int]) -> dict[int, int]:
+    rows = model._default_manager
+    same = rows.filter(pgh_obj_id=OuterRef("pgh_obj_id"), pgh_id__lt=OuterRef("pgh_id")).order_by("-pgh_id")
+    pairs = rows.filter(pgh_id__in=list(ids)).annotate(previous=Subquery(same.values("pgh_id")[:1]))
+    return {n: previous for n, previous in pairs.values_list("pgh_id", "previous") if previous is not None}
+
+
+def _entry(table: str, row: Any, before: Any | None) -> Entry:
+    context = row.pgh_context
+    metadata = context.metadata if context is not None else {}
+    return Entry(
+        table=table,
+        kind=title(table),
+        subject=_subject(row),
+        done=_DONE.get(row.pgh_label, row.pgh_label),
+        at=row.pgh_created_at,
+        number=row.pgh_id,
+        actor=str(metadata.get("actor") or metadata.get("user") or "the database"),
+        actor_kind=str(metadata.get("actor_kind") or ""),
+        reason=str(metadata.get("reason") or ""),
+        request_id=str(metadata.get("request_id") or ""),
+        cause=str(row.pgh_context_id or ""),
+        changes=_changes(row, before),
+    )
+
+
+def _subject(row: Any) -> str:
+    for name in _SUBJECTS:
+        value = getattr(row, name, None)
+        if value:
+            return str(value)
+    return f"#{row.pgh_obj_id}"
+
+
+def _changes(row: Any, before: Any | None) -> tuple[Change, ...]:
+    """Of a change: what differs. Of a creation or removal: everything that is not empty."""
+    found = []
+    for column in row._meta.concrete_fields:
+        if column.name in _MEANINGLESS:
+            continue
+        name = column.attname if isinstance(column, ForeignKey) else column.name
+        now = getattr(row, name)
+        if before is not None:
+            was = getattr(before, name)
+            if was != now:
+                found.append(Change(column.name, was, now))
+        elif now not in (None, "", [], {}):
+            removed = "delete" in row.pgh_label
+            found.append(Change(column.name, now if removed else None, None if removed else now))
+    return tuple(found)
