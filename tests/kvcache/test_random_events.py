@@ -33,7 +33,7 @@ class NaiveRun:
         self.branches: dict[str, NaiveBranch] = {}
         self.phases: dict[str, str] = {}
         self.produced: set[bytes] = set()
-        self.ever_stored: set[bytes] = set()
+        self.gone_by: dict[bytes, str] = {}  # what took the last copy of a block, or one before it
         self.names = 0
 
     def ids_after(self, head: list[int], most: int) -> list[int]:
@@ -99,7 +99,6 @@ class NaiveRun:
     def keep(self, node: str, ids: list[int]) -> None:
         self.world.store(node, ids)
         self.produced |= set(each(chain_of(ids)))
-        self.ever_stored |= set(each(chain_of(ids)))
 
     def serve(self, request_id: str, ids: list[int], node: str) -> None:
         chain, blocks = each(chain_of(ids)), self.world.blocks
@@ -114,14 +113,12 @@ class NaiveRun:
                 expected["fetch-failed"] += BLOCK_TOKENS
             elif index < elsewhere:
                 expected["routed"] += BLOCK_TOKENS
-            elif chain[index] in self.ever_stored:
-                expected["gone"] += BLOCK_TOKENS
+            elif chain[index] in self.gone_by:
+                expected[self.gone_by[chain[index]]] += BLOCK_TOKENS
             else:
                 expected["never-stored"] += BLOCK_TOKENS
         counted = self.world.serve(request_id, ids, node, fetched, failed)
-        lost = Counter(counted.lost)
-        lost["gone"] = lost.pop("evicted", 0) + lost.pop("switched", 0)
-        assert +lost == expected
+        assert Counter(counted.lost) == expected
         assert counted.ideal_tokens == ideal * BLOCK_TOKENS
         assert counted.actual_tokens == (here + fetched) * BLOCK_TOKENS
         self.keep(node, ids)
@@ -136,6 +133,7 @@ class NaiveRun:
                 break
             gone.append(self.rng.choice(tails))
             del held[gone[-1]]
+            self.gone_by[gone[-1]] = "evicted"
             self.world.refs.get(node, {}).pop(gone[-1], None)
         if gone:
             self.rng.shuffle(gone)
@@ -165,7 +163,9 @@ class NaiveRun:
 
     def clear(self) -> None:
         node = self.rng.choice(NODES)
-        if self.rng.random() < 0.5:
+        by_switch = self.rng.random() < 0.5
+        self.gone_by.update(dict.fromkeys(self.world.blocks.get(node, {}), "switched" if by_switch else "evicted"))
+        if by_switch:
             self.world.send(ev.NodeCleared(node, self.world.next_seq(node)))
         else:
             self.world.send(ev.NodeLost(node))

@@ -69,6 +69,17 @@ def test_blocks_whose_last_copy_went_in_a_switch_are_lost_to_it():
     assert run(w, [1, 2, 3, 4]).lost == {"switched": 30}
 
 
+def test_each_part_of_a_context_keeps_the_cause_it_went_by():
+    w = World()
+    run(w, [1, 2, 3, 4])
+    w.drop("p1", [1, 2, 3, 4], keep=3)
+    w.send(ev.NodeCleared("p1", w.next_seq("p1")))
+    w.blocks["p1"].clear()
+    assert run(w, [1, 2, 3, 4, 5]).lost == {"switched": 30, "evicted": 10}
+    w.drop("p1", [1, 2, 3, 4, 5], keep=0)
+    assert run(w, [1, 2, 3, 4, 5]).lost == {"evicted": 50}
+
+
 def test_blocks_of_a_lost_node_count_as_evicted():
     w = World()
     run(w, [1, 2, 3])

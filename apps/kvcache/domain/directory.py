@@ -156,7 +156,7 @@ class Directory:
         while orphans:
             known = False
             orphan = orphans.pop()
-            self._lose(orphan, holder, 0, cause)
+            orphan = self._lose(orphan, holder, 0, cause)
             touched.append(orphan)
             orphans.extend(child for child in orphan.children.values() if holder in child.held)
         for segment in touched:
@@ -175,8 +175,7 @@ class Directory:
             most = min(held, (len(hashes) - at) // HASH_BYTES)
             tail = segment.hashes[(held - most) * HASH_BYTES : held * HASH_BYTES]
             gone = common_blocks(mirrored(tail), hashes, at // HASH_BYTES)
-            self._lose(segment, holder, held - gone, cause)
-            touched.append(segment)
+            touched.append(self._lose(segment, holder, held - gone, cause))
             at += gone * HASH_BYTES
         return at
 
@@ -194,26 +193,20 @@ class Directory:
             while held and segment.block(held - 1) in pending:
                 pending.discard(segment.block(held - 1))
                 held -= 1
-            self._lose(segment, holder, held, cause)
-            touched.append(segment)
+            touched.append(self._lose(segment, holder, held, cause))
         return not pending
 
     def cleared(self, node: str, cause: LostCause) -> None:
         """`node` holds nothing any more, in any tier."""
         for (name, _), holder in self._holder_of.items():
             if name == node:
-                touched = self.tree.clear_holder(holder)
-                for segment in touched:
-                    segment.loss = cause
-                for segment in touched:
+                for segment in self._emptied(holder, cause):
                     self.tree.settle(segment)
 
     def replaced(self, node: str, runs: list[tuple[bytes | None, bytes]]) -> int:
         """`node` holds exactly these runs in host memory; answers how many runs had no parent among them (left out)."""
         holder = self.holder(node)
-        before = self.tree.clear_holder(holder)
-        for segment in before:
-            segment.loss = "evicted"
+        before = self._emptied(holder, "evicted")
         pending, progress = runs, True
         while pending and progress:
             left = [run for run in pending if not self.stored(node, "host", run[0], run[1], [])]
@@ -222,6 +215,11 @@ class Directory:
         for segment in before:
             self.tree.settle(segment)
         return len(pending)
+
+    def _emptied(self, holder: int, cause: LostCause) -> list[Segment]:
+        for segment in list(self.tree.frontier(holder).values()):
+            self._blame(segment, cause)
+        return self.tree.clear_holder(holder)
 
     def _position(self, parent: bytes | None, holder: int) -> tuple[Segment, int] | None:
         if parent is None or parent in self._roots:
@@ -237,9 +235,22 @@ class Directory:
         if count:
             out.append(RefsChanged(self._holders[holder][0], segment.block(blocks - 1), blocks - before, count))
 
-    def _lose(self, segment: Segment, holder: int, held: int, cause: LostCause) -> None:
+    def _lose(self, segment: Segment, holder: int, held: int, cause: LostCause) -> Segment:
+        """`holder` has only `held` blocks of the segment left; answers the segment that these are in now."""
+        segment = self._blame(segment, cause)
         self.tree.set_held(segment, holder, held)
+        return segment
+
+    def _blame(self, segment: Segment, cause: LostCause) -> Segment:
+        """What goes from `segment` from now on goes by `cause`; what nobody held any more keeps its own, cut off for that.
+        Answers the segment with what is held."""
+        if segment.loss == cause:
+            return segment
+        held = max(segment.held.values()) - segment.start
+        if held < segment.stored:
+            segment = self.tree.split(segment, held)
         segment.loss = cause
+        return segment
 
     # ---- what branches count on ----------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ def mirrored(hashes: bytes) -> bytes:
 class Segment:
     """A run of blocks. `live`: branches whose context runs through its end; `counts`: for each holder, those of them that
     count on its copy; `held`: for each holder that has some of it, where in the context that ends (so `start < held <= end`);
-    `produced` and `stored`: the leading blocks that some request computed, some node ever held; `loss`: why the blocks that
-    were held last went."""
+    `produced` and `stored`: the leading blocks that some request computed, some node ever held; `loss`: why those that
+    nobody holds any more went (the same for all of them)."""
 
     __slots__ = (
         "children",
@@ -193,7 +193,8 @@ class SegmentTree:
         if blocks:
             frontier[segment.block(blocks - 1)] = segment
             segment.held[holder] = segment.start + blocks
-            segment.stored = max(segment.stored, blocks)
+            if blocks >= segment.stored:
+                segment.stored, segment.loss = blocks, "evicted"
             segment.produced = max(segment.produced, blocks)
             self._unused.pop(segment, None)
         else:
