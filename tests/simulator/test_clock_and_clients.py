@@ -55,7 +55,9 @@ def test_a_parent_asks_after_all_its_sub_agents_have_ended_and_its_pause() -> No
     def ask(now: float, player: Player) -> None:
         assert player.turn is not None
         asked.append((now, player.turn.signal.branch_id or ""))
-        clock.at(now + (10.0 if "slow" in asked[-1][1] else 2.0), COMPLETION, lambda at, _: clients.answered(at, player))
+        clock.at(
+            now + (10.0 if "slow" in asked[-1][1] else 2.0), COMPLETION, lambda at, _: clients.answered(at, player)
+        )
 
     clients = Clients(clock, ask)
     helpers = (iter([one_turn("quick")]), iter([one_turn("slow"), one_turn("slow")]))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.simulator.support import BLOCK, make_run, play, small, turns
 
+from tests.simulator.support import BLOCK, make_run, play, small, turns
 from workers.simulator.partition import Signals
 from workers.simulator.systems import FIXED
 from workers.simulator.workloads.mixes import ClosedLoop, Population, generated

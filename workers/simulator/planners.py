@@ -7,22 +7,21 @@ published planner of `apps.planning.domain.baselines`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from apps.planning.domain import loop, watch
 from apps.planning.domain import phase_machine as orders
-from apps.planning.domain import watch
 from apps.planning.domain.baselines import BaselinePlanner, Demand, NodeReport
 from apps.planning.domain.capacity import NodeCapacity
 from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients
-from apps.planning.domain.plan_types import Decision, LastSwitch, PlannerNode, PlannerPolicy, PlannerState, SliceView
-from apps.planning.domain.planner import evaluate
-from apps.planning.domain.slices import LoadPiece, close_slice
+from apps.planning.domain.plan_types import Decision, LastSwitch, PlannerNode, PlannerPolicy, PlannerState
+from apps.planning.domain.slices import LoadPiece
 from workers.agent.phase import PhaseName
+from workers.simulator.clients import Player
 from workers.simulator.clock import TIMEOUT
 from workers.simulator.partition import Partition
 
-LAG_S = 4.0
 WATCH_EVERY_S = 10.0
 
 
@@ -157,7 +156,7 @@ class Believed:
 
 @dataclass
 class OwnPlanner:
-    """Our planner. `policy` as people set it; `guards` False leaves the published planner's rules only."""
+    """Our planner: `domain.loop` with its memory in a variable. `policy` as people set it; `watch` False undoes nothing."""
 
     partition: Partition
     policy: PlannerPolicy
@@ -165,19 +164,22 @@ class OwnPlanner:
     slices_per_window: int = 10
     switch_s: float = 0.0
     watch: bool = True
+    memory: loop.Memory = field(default_factory=loop.Memory)
     pieces: list[LoadPiece] = field(default_factory=list)
-    slices: list[SliceView] = field(default_factory=list)
+    thinks: list[tuple[float, float]] = field(default_factory=list)
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
     rollbacks: list[tuple[float, str]] = field(default_factory=list)
     last: LastSwitch | None = None
     down: bool = False
     _undoing: bool = False
-    _not_watched_at: float | None = None
+    _answered_at: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.slice_s = self.policy.window_s / self.slices_per_window
+        slice_s = self.policy.window_s / self.slices_per_window
+        self.policy = replace(self.policy, slice_s=slice_s)
         self.partition.on_record.append(self._record)
-        self.partition.clock.at(self.slice_s + LAG_S, TIMEOUT, self._slice)
+        self.partition.on_ended.append(self._pause)
+        self.partition.clock.at(slice_s + loop.LAG_S, TIMEOUT, self._slice)
         if self.watch:
             self.partition.clock.at(WATCH_EVERY_S, TIMEOUT, self._watch)
 
@@ -203,33 +205,53 @@ class OwnPlanner:
                 )
             )
 
-    def _slice(self, now: float, _: Any) -> None:
-        """A slice has ended; so has, perhaps, its window."""
-        self.partition.clock.at(now + self.slice_s, TIMEOUT, self._slice)
-        end = (now - LAG_S + 1e-6) // self.slice_s * self.slice_s
-        start = end - self.slice_s
-        inside = [piece for piece in self.pieces if start <= (piece.t0 + piece.t1) / 2 < end]
-        self.slices.append(close_slice(start, end, inside))
-        self.pieces = [piece for piece in self.pieces if piece.t1 > now - 2 * self.slice_s]
-        if len(self.slices) % self.slices_per_window == 0 and not self.down:
-            self._decide(now)
-            self.slices = self.slices[-self.slices_per_window :]
+    def _pause(self, now: float, player: Player) -> None:
+        """How long the branch had paused before it asked, as the planner process reads it from rows."""
+        branch = player.turn.signal.branch_id if player.turn is not None else None
+        if branch is None or not self.partition.signals.harness:
+            return
+        before = self._answered_at.get(branch)
+        self._answered_at[branch] = now
+        if before is not None and player.asked_at >= before:
+            self.thinks.append((now, player.asked_at - before))
 
-    def _decide(self, now: float) -> None:
+    def _slice(self, now: float, _: Any) -> None:
+        self.partition.clock.at(now + self.policy.slice_s, TIMEOUT, self._slice)
+        self._tick(now)
+
+    def _watch(self, now: float, _: Any) -> None:
+        self.partition.clock.at(now + WATCH_EVERY_S, TIMEOUT, self._watch)
+        if self.last is not None and now - self.last.finished_at <= watch.WATCH_S + loop.LAG_S:
+            self._tick(now)
+
+    def _tick(self, now: float) -> None:
         self._note_last()
-        decision = evaluate(self.state(now), self.slices[-self.slices_per_window :])
-        self.decisions.append((now, decision))
-        if decision.verdict == "switch" and decision.chosen is not None:
-            self.driver.order(now, [(move.node, move.to_phase) for move in decision.chosen.moves])
+        if self.down:
+            return
+        state = self.state(now)
+        since = loop.measured_since(now, self.memory, state)
+        self.memory, outcomes = loop.tick(now, self.memory, state, loop.Measured(self.pieces, self.thinks))
+        for outcome in outcomes:
+            match outcome:
+                case loop.Decided(decision=decision):
+                    self.decisions.append((now, decision))
+                    if decision.verdict == "switch" and decision.chosen is not None:
+                        self.driver.order(now, [(move.node, move.to_phase) for move in decision.chosen.moves])
+                case loop.UndoSwitch(reason):
+                    self.rollbacks.append((now, reason))
+                    self._undoing = True
+                    self.driver.roll_back(now, reason)
+        kept_from = since - 2 * watch.BREACH_S
+        self.pieces = [piece for piece in self.pieces if piece.t1 > kept_from]
+        self.thinks = [think for think in self.thinks if think[0] > kept_from]
 
     def _note_last(self) -> None:
         if not self.driver.finished:
             return
         at, _, delta = self.driver.finished[-1]
         if self.last is None or at > self.last.finished_at:
-            self.last = LastSwitch(at, delta)
-            if self._undoing:
-                self._undoing, self._not_watched_at = False, at
+            self.last = LastSwitch(at, delta, watched=self.watch and not self._undoing)
+            self._undoing = False
 
     def state(self, now: float) -> PlannerState:
         """As the planner process builds it from rows."""
@@ -251,20 +273,6 @@ class OwnPlanner:
                 )
             )
         return PlannerState(now, tuple(nodes), self.policy, self.last, self.driver.running)
-
-    def _watch(self, now: float, _: Any) -> None:
-        """Undo a switch that made people wait."""
-        self.partition.clock.at(now + WATCH_EVERY_S, TIMEOUT, self._watch)
-        self._note_last()
-        if self.down or self.last is None or self.driver.running:
-            return
-        if self._undoing or self.last.finished_at == self._not_watched_at:
-            return
-        reason = watch.breach(now, self.last.finished_at, self.policy.slo_ttft_s, self.pieces)
-        if reason is not None:
-            self.rollbacks.append((now, reason))
-            self._undoing = True
-            self.driver.roll_back(now, reason)
 
 
 @dataclass
