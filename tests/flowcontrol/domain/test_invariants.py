@@ -9,5 +9,5 @@ from tests.flowcontrol.domain.random_events import FATES, SETTINGS, Run, Setting
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_random_events_keep_every_promise(setting: Setting) -> None:
-    counts = Run(7, setting).go(1500, check_every=5)
+    counts = Run(7, setting).go(1000, check_every=20)
     assert min(counts[fate] for fate in (*FATES, "dispatched")) > 0, counts
