@@ -43,7 +43,7 @@ class Engine:
     open: int = 0
 
     async def listen(self) -> int:
-        self.server = Server(self.handle, lambda exchange, status, text: exchange.respond(status, JSON, b"{}"))
+        self.server = Server(self.handle, lambda exchange, status, code, text: exchange.respond(status, JSON, b"{}"))
         self.port = await self.server.listen("127.0.0.1", 0)
         return self.port
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from workers.agent.process import AgentProcess
 from workers.agent.spec import parse_spec
-from workers.gateway.__main__ import serve
 from workers.gateway.gateway import Gateway, Serving
+from workers.gateway.http_api import build_front
 
 AGENT_TOKEN = "agent-token"
 KEY = "sk-acme"
@@ -166,21 +165,17 @@ async def running_agent(spec: dict[str, Any]) -> AsyncIterator[AgentProcess]:
         await process.close()
 
 
-def address(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
-    return f"http://{host}:{port}"
-
-
 @asynccontextmanager
 async def running_gateway(file: Path, redis_url: str = NOBODY_REDIS) -> AsyncIterator[tuple[Gateway, str]]:
     gateway = Gateway("test", file, redis_url, AGENT_TOKEN)
     await gateway.start()
-    runner = await serve(gateway, "127.0.0.1", 0)
+    front = build_front(gateway)
+    port = await front.listen("127.0.0.1", 0)
     try:
-        yield gateway, address(runner)
+        yield gateway, f"http://127.0.0.1:{port}"
     finally:
         await gateway.close()
-        await runner.cleanup()
+        await front.close()
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ def echo(exchange: Exchange) -> None:
     exchange.respond(200, PLAIN, told)
 
 
-def refuse(exchange: Exchange, status: int, message: str) -> None:
+def refuse(exchange: Exchange, status: int, code: str, message: str) -> None:
     exchange.respond(status, PLAIN, message.encode())
 
 

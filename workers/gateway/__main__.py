@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 import uvloop
-from aiohttp import web
 
 from workers.gateway.gateway import Gateway
-from workers.gateway.http_api import build_app
+from workers.gateway.http_api import build_front
 from workers.logs import configure_logging
 
 
@@ -29,27 +28,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def serve(gateway: Gateway, host: str, port: int) -> web.AppRunner:
-    """Listens on host:port; the caller cleans the runner up."""
-    runner = web.AppRunner(build_app(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
-    await runner.setup()
-    await web.TCPSite(runner, host, port, backlog=1024).start()
-    return runner
-
-
 async def _run(arguments: argparse.Namespace, token: str, redis_url: str) -> None:
     gateway = Gateway(arguments.partition, arguments.config_file, redis_url, token)
     await gateway.start()
-    runner = await serve(gateway, arguments.host, arguments.port)
+    front = build_front(gateway)
+    await front.listen(arguments.host, arguments.port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await stop.wait()
-    for site in list(runner.sites):
-        await site.stop()
+    front.stop_listening()
     await gateway.close()
-    await runner.cleanup()
+    await front.close()
 
 
 def main() -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-from aiohttp import web
-
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,12 +37,6 @@ class ApiError(Exception):
     def body(self) -> dict[str, object]:
         kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    def response(self, request_id: str | None = None) -> web.Response:
-        headers = dict(self.headers)
-        if request_id:
-            headers["x-request-id"] = request_id
-        return web.json_response(self.body(), status=self.status, headers=headers)
 
     def encoded(self) -> bytes:
         return json.dumps(self.body(), separators=(",", ":")).encode()

@@ -1,16 +1,13 @@
-"""The front door: OpenAI-compatible endpoints, branch ends, health and metrics, as an aiohttp application."""
+"""The front door: OpenAI-compatible endpoints, branches, health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import uuid
 from array import array
 from collections.abc import Awaitable, Callable
-
-import structlog
-from aiohttp import web
+from functools import partial
 
 from apps.kvcache.domain.events import BranchSignal
 from apps.kvcache.domain.hashing import HashedPrompt
@@ -22,85 +19,59 @@ from workers.gateway.gateway import Gateway, Serving
 from workers.gateway.logprobs import TokenChoice
 from workers.gateway.session import Ended, Session, Text
 from workers.gateway.signals import Caller, Standing, authenticate, branch_key, branch_signal, standing
+from workers.gateway.web import MAX_BODY_BYTES, Front, Handler, Request, Response, json_response
+from workers.http.wire import encode_headers
 from workers.yard import events
 from workers.yard.config import PartitionConfig
 
-GATEWAY = web.AppKey("gateway", Gateway)
-REQUEST_ID = web.RequestKey("request_id", str)
-MAX_BODY_BYTES = 32 * 1024 * 1024
 TOKENISE_IN_THREAD_BYTES = 20_000
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+Answer = Callable[[Request, Serving], Awaitable[Response | None]]
 _SSE_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
 }
-logger = structlog.get_logger("switchyard.gateway")
 
 
-def build_app(gateway: Gateway, max_body_bytes: int = MAX_BODY_BYTES) -> web.Application:
-    """The application. Serve it with `handler_cancellation=True`: a client that goes away ends its request."""
-    app = web.Application(middlewares=[_answer_errors], client_max_size=max_body_bytes)
-    app[GATEWAY] = gateway
-    app.router.add_post("/v1/chat/completions", _chat)
-    app.router.add_post("/v1/completions", _completions)
-    app.router.add_get("/v1/models", _models)
-    app.router.add_get("/v1/models/{model}", _model)
-    app.router.add_get("/v1/branches/{branch}", _show_branch)
-    app.router.add_put("/v1/branches/{branch}", _announce_branch)
-    app.router.add_post("/v1/branches/{branch}/end", _end_branch)
-    operator_api.add_routes(app, gateway, gateway.agent_token)
-    app.router.add_get("/healthz", _health)
-    app.router.add_get("/metrics", _metrics)
-    return app
+def build_front(gateway: Gateway, max_body_bytes: int = MAX_BODY_BYTES) -> Front:
+    """Every path of a gateway."""
+
+    def serving(answer: Answer) -> Handler:
+        """A path that needs a configuration."""
+
+        async def handler(request: Request) -> Response | None:
+            return await answer(request, gateway.ready())
+
+        return handler
+
+    front = Front(max_body_bytes)
+    front.add("POST", "/v1/chat/completions", serving(_chat))
+    front.add("POST", "/v1/completions", serving(_completions))
+    front.add("GET", "/v1/models", serving(_models))
+    front.add("GET", "/v1/models/{model}", serving(_model))
+    front.add("GET", "/v1/branches/{branch}", serving(_show_branch))
+    front.add("PUT", "/v1/branches/{branch}", serving(_announce_branch))
+    front.add("POST", "/v1/branches/{branch}/end", serving(_end_branch))
+    operator_api.add_routes(front, gateway, gateway.agent_token)
+    front.add("GET", "/healthz", partial(_health, gateway))
+    front.add("GET", "/metrics", serving(_metrics))
+    return front
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error in OpenAI's shape, with the request's id."""
-    given = request.headers.get("x-request-id", "")
-    request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    try:
-        response = await handler(request)
-    except ApiError as error:
-        return error.response(request[REQUEST_ID])
-    except web.HTTPRequestEntityTooLarge:
-        text = f"The body is larger than the {request.app._client_max_size} bytes that are accepted."
-        return ApiError(413, text, code="request_too_large").response(request[REQUEST_ID])
-    except web.HTTPException as error:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status, "bad_request")
-        text = f"{request.method} {request.path}: {error.reason}."
-        return ApiError(error.status, text, code=code).response(request[REQUEST_ID])
-    except web.RequestPayloadError:
-        text = "The body cannot be read: it does not fit its Content-Encoding or Transfer-Encoding."
-        return ApiError(400, text, code="unreadable_body").response(request[REQUEST_ID])
-    except (asyncio.CancelledError, ConnectionError):
-        raise
-    except Exception:
-        logger.exception("request failed", request=request[REQUEST_ID], path=request.path)
-        text = "The gateway failed on this request; its log says why."
-        return ApiError(500, text, code="internal").response(request[REQUEST_ID])
-    if not response.prepared:
-        response.headers["x-request-id"] = request[REQUEST_ID]
-    return response
+async def _chat(request: Request, serving: Serving) -> Response | None:
+    return await _complete(request, serving, chat=True)
 
 
-async def _chat(request: web.Request) -> web.StreamResponse:
-    return await _complete(request, chat=True)
+async def _completions(request: Request, serving: Serving) -> Response | None:
+    return await _complete(request, serving, chat=False)
 
 
-async def _completions(request: web.Request) -> web.StreamResponse:
-    return await _complete(request, chat=False)
-
-
-async def _complete(request: web.Request, chat: bool) -> web.StreamResponse:
+async def _complete(request: Request, serving: Serving, chat: bool) -> Response | None:
     """One completion: authenticate, read, tokenise, queue, and send what comes. Ends the request if the client goes."""
-    serving = request.app[GATEWAY].ready()
     config = serving.config
     received_at = serving.clock()
     caller = authenticate(config, request.headers, received_at)
-    raw = await request.read()
+    raw = request.body
     body = parse(decode_json(raw), chat)
     _check_model(config, body.model)
     if config.model.symbolic:
@@ -158,11 +129,11 @@ def _enqueue(
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def _own_id(request: web.Request, serving: Serving) -> str:
+def _own_id(request: Request, serving: Serving) -> str:
     """The client's request id, unless a request of that id is still here."""
-    request_id = request[REQUEST_ID]
+    request_id = request.request_id
     if request_id in serving.sessions or request_id in serving.yard.requests:
-        request[REQUEST_ID] = request_id = uuid.uuid4().hex
+        request.request_id = request_id = uuid.uuid4().hex
     return request_id
 
 
@@ -222,15 +193,18 @@ def _max_tokens(config: PartitionConfig, body: CompletionBody, prompt_tokens: in
 # ---- answering ---------------------------------------------------------------------------------------------------
 
 
-async def _answer(request: web.Request, session: Session) -> web.StreamResponse:
+async def _answer(request: Request, session: Session) -> Response | None:
     body = session.body
     shape = AnswerFormat(
         session.request_id, body.model, int(time.time()), body.chat, body.include_usage, session.logprobs
     )
-    return await (_stream(request, session, shape) if body.stream else _whole(session, shape))
+    if body.stream:
+        await _stream(request, session, shape)
+        return None
+    return await _whole(session, shape)
 
 
-async def _whole(session: Session, shape: AnswerFormat) -> web.Response:
+async def _whole(session: Session, shape: AnswerFormat) -> Response:
     pieces: list[str] = []
     choices: list[TokenChoice] = []
     while True:
@@ -239,19 +213,18 @@ async def _whole(session: Session, shape: AnswerFormat) -> web.Response:
             raise item
         if isinstance(item, Ended):
             answer = shape.whole("".join(pieces), item.finish_reason, _usage(session), tuple(choices))
-            return web.Response(body=answer, content_type="application/json", headers=session.route.headers())
+            return Response(answer, headers={"content-type": "application/json", **session.route.headers()})
         pieces.append(item.text)
         choices += item.choices
 
 
-async def _stream(request: web.Request, session: Session, shape: AnswerFormat) -> web.StreamResponse:
+async def _stream(request: Request, session: Session, shape: AnswerFormat) -> None:
     """Headers go out with the first token, so that a refused request still gets its own status."""
     item = await session.next_item()
     if isinstance(item, ApiError):
         raise item
     headers = {**_SSE_HEADERS, **session.route.headers(), "x-request-id": session.request_id}
-    response = web.StreamResponse(headers=headers)
-    await response.prepare(request)
+    request.exchange.start(200, encode_headers(headers))
     chunk = shape.head()
     while True:
         if isinstance(item, Text):
@@ -260,12 +233,12 @@ async def _stream(request: web.Request, session: Session, shape: AnswerFormat) -
             chunk += shape.end(item.finish_reason, _usage(session))
         else:
             chunk += item.event()
-        if session.idle or not isinstance(item, Text):
-            await response.write(chunk)
-            chunk = b""
         if not isinstance(item, Text):
-            await response.write_eof()
-            return response
+            request.exchange.end(chunk)
+            return
+        if session.idle:
+            await request.write(chunk)
+            chunk = b""
         item = await session.next_item()
 
 
@@ -290,24 +263,21 @@ def _names(config: PartitionConfig) -> list[str]:
     return list(dict.fromkeys([config.model.name, *config.model.served_names]))
 
 
-async def _models(request: web.Request) -> web.Response:
-    serving = request.app[GATEWAY].ready()
+async def _models(request: Request, serving: Serving) -> Response:
     authenticate(serving.config, request.headers, serving.clock())
     data = [_model_object(serving.config, name) for name in _names(serving.config)]
-    return web.json_response({"object": "list", "data": data})
+    return json_response({"object": "list", "data": data})
 
 
-async def _model(request: web.Request) -> web.Response:
-    serving = request.app[GATEWAY].ready()
+async def _model(request: Request, serving: Serving) -> Response:
     authenticate(serving.config, request.headers, serving.clock())
     name = request.match_info["model"]
     _check_model(serving.config, name)
-    return web.json_response(_model_object(serving.config, name))
+    return json_response(_model_object(serving.config, name))
 
 
-async def _show_branch(request: web.Request) -> web.Response:
+async def _show_branch(request: Request, serving: Serving) -> Response:
     """A branch of the caller's own tenant, as the ledger has it."""
-    serving = request.app[GATEWAY].ready()
     caller = authenticate(serving.config, request.headers, serving.clock())
     branch = request.match_info["branch"]
     view = serving.yard.kv.branch(branch_key(caller, branch))
@@ -326,15 +296,14 @@ async def _show_branch(request: web.Request) -> web.Response:
         "open_requests": view.open_requests,
         "lease_until": view.lease_until_s,
     }
-    return web.json_response(shown)
+    return json_response(shown)
 
 
-async def _announce_branch(request: web.Request) -> web.Response:
+async def _announce_branch(request: Request, serving: Serving) -> Response:
     """What a harness says of a branch without a request; saying it again changes nothing."""
-    serving = request.app[GATEWAY].ready()
     caller = authenticate(serving.config, request.headers, serving.clock())
     branch = request.match_info["branch"]
-    said = parse_announcement(decode_json(await request.read()))
+    said = parse_announcement(decode_json(request.body))
     serving.driver.feed(
         events.BranchAnnounced(
             branch_id=branch_key(caller, branch),
@@ -344,11 +313,10 @@ async def _announce_branch(request: web.Request) -> web.Response:
             rewritten=said.rewritten,
         )
     )
-    return web.json_response({"id": branch, "object": "branch", "announced": True})
+    return json_response({"id": branch, "object": "branch", "announced": True})
 
 
-async def _end_branch(request: web.Request) -> web.Response:
-    serving = request.app[GATEWAY].ready()
+async def _end_branch(request: Request, serving: Serving) -> Response:
     caller = authenticate(serving.config, request.headers, serving.clock())
     branch = request.match_info["branch"]
     key = branch_key(caller, branch)
@@ -356,23 +324,21 @@ async def _end_branch(request: web.Request) -> web.Response:
         raise _no_branch(branch)
     serving.driver.feed(events.BranchEnd(key))
     serving.hasher.forget(key)
-    return web.json_response({"id": branch, "object": "branch", "ended": True})
+    return json_response({"id": branch, "object": "branch", "ended": True})
 
 
 def _no_branch(branch: str) -> ApiError:
     return ApiError(404, f"The branch '{branch[:200]}' is not known, or has ended.", code="branch_not_found")
 
 
-async def _health(request: web.Request) -> web.Response:
-    gateway = request.app[GATEWAY]
+async def _health(gateway: Gateway, request: Request) -> Response:
     status = "ok" if gateway.serving is not None else gateway.fault or "waiting for a configuration"
     version = None if gateway.serving is None else gateway.serving.config.version
-    return web.json_response(
+    return json_response(
         {"status": status, "partition": gateway.partition, "config_version": version, "degraded": gateway.degraded}
     )
 
 
-async def _metrics(request: web.Request) -> web.Response:
-    serving = request.app[GATEWAY].ready()
+async def _metrics(request: Request, serving: Serving) -> Response:
     text = serving.metrics.render(serving.clock(), serving.yard)
-    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -9,24 +9,23 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
-
 from workers.gateway.errors import ApiError
 from workers.gateway.gateway import Gateway, Serving
+from workers.gateway.web import Front, Handler, Request, Response, json_response
 from workers.yard import events, inspection
 
 MAX_ROWS = 2000
 DEFAULT_ROWS = 100
 MAX_WHY = 200
 _FILTERS = ("tenant", "band", "stage", "flow", "node", "kind", "q")
-Answer = Callable[[web.Request, Serving], Awaitable[web.Response]]
+Answer = Callable[[Request, Serving], Awaitable[Response]]
 
 
-def add_routes(app: web.Application, gateway: Gateway, token: str) -> None:
+def add_routes(front: Front, gateway: Gateway, token: str) -> None:
     """Mounts the operators' paths; every one wants `Authorization: Bearer <token>`."""
 
-    def guarded(answer: Answer) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handler(request: web.Request) -> web.StreamResponse:
+    def guarded(answer: Answer) -> Handler:
+        async def handler(request: Request) -> Response:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if not token or not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
                 raise ApiError(401, "This address is for the control plane, which knows the token.", code="bad_token")
@@ -43,10 +42,10 @@ def add_routes(app: web.Application, gateway: Gateway, token: str) -> None:
         ("POST", "branch/end", _end_branch),
         ("GET", "reuse", _reuse),
     ):
-        app.router.add_route(method, f"/operator/v1/{path}", guarded(answer))
+        front.add(method, f"/operator/v1/{path}", guarded(answer))
 
 
-def _wanted(request: web.Request) -> tuple[dict[str, str], frozenset[str] | None, int]:
+def _wanted(request: Request) -> tuple[dict[str, str], frozenset[str] | None, int]:
     """Filters, whose tenants may be seen (`only`, comma separated; absent: all), and how many rows."""
     query = request.query
     try:
@@ -59,19 +58,19 @@ def _wanted(request: web.Request) -> tuple[dict[str, str], frozenset[str] | None
     return {name: query[name] for name in _FILTERS if query.get(name)}, only, limit
 
 
-async def _requests(request: web.Request, serving: Serving) -> web.Response:
+async def _requests(request: Request, serving: Serving) -> Response:
     wanted, only, limit = _wanted(request)
-    return web.json_response(inspection.living_requests(serving.clock(), serving.yard, wanted, only, limit))
+    return json_response(inspection.living_requests(serving.clock(), serving.yard, wanted, only, limit))
 
 
-async def _request(request: web.Request, serving: Serving) -> web.Response:
+async def _request(request: Request, serving: Serving) -> Response:
     found = inspection.living_request(serving.clock(), serving.yard, request.match_info["id"])
     if found is None:
         raise _gone(request.match_info["id"])
-    return web.json_response(found)
+    return json_response(found)
 
 
-async def _cancel(request: web.Request, serving: Serving) -> web.Response:
+async def _cancel(request: Request, serving: Serving) -> Response:
     """Ends one request: its client gets 403 (a client library would repeat a 5xx), both nodes are told to stop."""
     request_id = request.match_info["id"]
     session = serving.sessions.get(request_id)
@@ -80,38 +79,38 @@ async def _cancel(request: web.Request, serving: Serving) -> web.Response:
     why = request.query.get("why", "")[:MAX_WHY] or "no reason given"
     serving.driver.feed(events.ClientGone(request_id, f"cancelled by an operator: {why}"))
     session.fail(ApiError(403, f"An operator cancelled this request: {why}.", code="cancelled_by_operator"))
-    return web.json_response({"id": request_id, "cancelled": True})
+    return json_response({"id": request_id, "cancelled": True})
 
 
 def _gone(request_id: str) -> ApiError:
     return ApiError(404, f"The request '{request_id}' is not here; it may have ended.", code="request_not_found")
 
 
-async def _branches(request: web.Request, serving: Serving) -> web.Response:
+async def _branches(request: Request, serving: Serving) -> Response:
     wanted, only, limit = _wanted(request)
-    return web.json_response(inspection.branches(serving.clock(), serving.yard, wanted, only, limit))
+    return json_response(inspection.branches(serving.clock(), serving.yard, wanted, only, limit))
 
 
-async def _branch(request: web.Request, serving: Serving) -> web.Response:
+async def _branch(request: Request, serving: Serving) -> Response:
     found = inspection.branch(serving.clock(), serving.yard, request.query.get("id", ""))
     if found is None:
         raise _no_branch(request)
-    return web.json_response(found)
+    return json_response(found)
 
 
-async def _end_branch(request: web.Request, serving: Serving) -> web.Response:
+async def _end_branch(request: Request, serving: Serving) -> Response:
     key = request.query.get("id", "")
     if serving.yard.kv.branch(key) is None:
         raise _no_branch(request)
     serving.driver.feed(events.BranchEnd(key))
     serving.hasher.forget(key)
-    return web.json_response({"id": key, "ended": True})
+    return json_response({"id": key, "ended": True})
 
 
-def _no_branch(request: web.Request) -> ApiError:
+def _no_branch(request: Request) -> ApiError:
     name = request.query.get("id", "")[:200]
     return ApiError(404, f"The branch '{name}' is not known, or has ended.", code="branch_not_found")
 
 
-async def _reuse(request: web.Request, serving: Serving) -> web.Response:
-    return web.json_response(inspection.reuse(serving.yard))
+async def _reuse(request: Request, serving: Serving) -> Response:
+    return json_response(inspection.reuse(serving.yard))

@@ -28,7 +28,7 @@ SWEEP_EVERY_S = 0.5
 
 logger = structlog.get_logger("switchyard.http")
 Application = Callable[[Exchange], None]
-Refusal = Callable[[Exchange, int, str], None]
+Refusal = Callable[[Exchange, int, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Limits:
 
 
 class Server:
-    """Serves `application(exchange)`. `refuse(exchange, status, message)` answers what HTTP itself forbids."""
+    """Serves `application(exchange)`. `refuse(exchange, status, code, message)` answers what HTTP itself forbids."""
 
     def __init__(self, application: Application, refuse: Refusal, limits: Limits | None = None) -> None:
         self.application = application
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._current: Exchange | None = None  # being served
         self._reading: Exchange | None = None  # its headers are read, its body comes
         self._ready: deque[Exchange] = deque()  # sent ahead
-        self._refusal: tuple[Exchange, int, str] | None = None  # the last answer; nothing is read any more
+        self._refusal: tuple[Exchange, int, str, str] | None = None  # the last answer; nothing is read any more
         self._url = bytearray()
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
-            self._refuse(400, f"This is not a valid HTTP request: {error}.")
+            self._refuse(400, "bad_request", f"This is not a valid HTTP request: {error}.")
         self._silent_bytes = self._silent_bytes + len(data) if marks == self._marks else 0
         if self._silent_bytes > self._server.limits.head_bytes:
             self._head_too_large()
@@ -223,11 +223,11 @@ class Connection(asyncio.Protocol):
         self._reading = exchange
         limits = self._server.limits
         if version not in ("1.0", "1.1"):
-            self._refuse(505, "This server speaks HTTP/1.0 and HTTP/1.1.")
+            self._refuse(505, "version_not_supported", "This server speaks HTTP/1.0 and HTTP/1.1.")
         elif exchange.method == "CONNECT" or not path.startswith((b"/", b"*")):
-            self._refuse(400, "The request's target must be a path.")
+            self._refuse(400, "bad_request", "The request's target must be a path.")
         elif version == "1.1" and sum(1 for name, _ in self._headers if name == b"host") != 1:
-            self._refuse(400, "A request of HTTP/1.1 has exactly one Host header.")
+            self._refuse(400, "bad_request", "A request of HTTP/1.1 has exactly one Host header.")
         elif int(header(self._headers, b"content-length") or b"0") > limits.body_bytes:
             self._body_too_large()
         elif self._current is None:
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
         if self._deadline == 0.0 or now < self._deadline:
             return
         if self._wait in ("head", "body") and not self._closing:
-            self._refuse(408, "The request did not come whole in time.")
+            self._refuse(408, "request_timeout", "The request did not come whole in time.")
             self._serve_next()
         elif self._wait == "idle":
             self._transport.close()
@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
             if exchange.started:
                 exchange.break_off()
             else:
-                self._server.refuse(exchange, 500, "The server failed on this request; its log says why.")
+                self._server.refuse(exchange, 500, "internal", "The server failed on this request; its log says why.")
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
@@ -338,20 +338,30 @@ class Connection(asyncio.Protocol):
             self._head_too_large()
 
     def _head_too_large(self) -> None:
-        self._refuse(431, f"The request line and headers are larger than {self._server.limits.head_bytes} bytes.")
+        self._refuse(
+            431,
+            "headers_too_large",
+            f"The request line and headers are larger than {self._server.limits.head_bytes} bytes.",
+        )
 
     def _body_too_large(self) -> None:
-        self._refuse(413, f"The body is larger than the {self._server.limits.body_bytes} bytes that are accepted.")
+        self._refuse(
+            413,
+            "request_too_large",
+            f"The body is larger than the {self._server.limits.body_bytes} bytes that are accepted.",
+        )
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, code: str, message: str) -> None:
         """Nothing more is read; after the answers that come before it, this one is given and the connection ends."""
         if self._refusal is not None or self._closing or self._over:
             return
+        peer = self._transport.get_extra_info("peername")
+        logger.info("a request was not taken", peer=peer[0] if peer else "", status=status, code=code)
         exchange = self._reading or Exchange(self, "GET", b"", b"", "1.1")
         exchange.keep_alive = False
         self._reading = None
         self._body = []
-        self._refusal = (exchange, status, message)
+        self._refusal = (exchange, status, code, message)
 
     def _close(self) -> None:
         """Closes once everything is sent; unread input would reset the connection, so it is read for a moment longer."""
@@ -373,22 +383,22 @@ class Connection(asyncio.Protocol):
         self._deadline = 0.0 if seconds is None else self._loop.time() + seconds
 
 
-def _unpack(exchange: Exchange, most: int) -> tuple[int, str] | None:
-    """Undoes the body's Content-Encoding, up to `most` bytes; answers status and message of what cannot be undone."""
+def _unpack(exchange: Exchange, most: int) -> tuple[int, str, str] | None:
+    """Undoes the body's Content-Encoding, up to `most` bytes; answers status, code and message of what cannot be undone."""
     encoding = exchange.header(b"content-encoding")
     if encoding is None or encoding.lower() == b"identity":
         return None
     if encoding.lower() not in (b"gzip", b"x-gzip", b"deflate"):
-        return 415, "The body's Content-Encoding is not known here; use gzip, deflate or none."
+        return 415, "unreadable_body", "The body's Content-Encoding is not known here; use gzip, deflate or none."
     unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
     try:
         body = unpack.decompress(exchange.body, most + 1)
     except zlib.error:
-        return 400, "The body cannot be read: it does not fit its Content-Encoding."
+        return 400, "unreadable_body", "The body cannot be read: it does not fit its Content-Encoding."
     if len(body) > most:
-        return 413, f"The body is larger than the {most} bytes that are accepted."
+        return 413, "request_too_large", f"The body is larger than the {most} bytes that are accepted."
     if not unpack.eof:
-        return 400, "The body cannot be read: it does not fit its Content-Encoding."
+        return 400, "unreadable_body", "The body cannot be read: it does not fit its Content-Encoding."
     exchange.body = body
     return None
 

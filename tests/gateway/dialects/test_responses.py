@@ -69,7 +69,7 @@ def test_a_stream_that_fails_says_so():
     answer = ResponseAnswer("r1", "m", 1.0, {})
     answer.head()
     answer.push(delta(content="x"))
-    assert b'"type":"response.failed"' in answer.fail(ApiError(502, "the node is gone", code="node-lost"))
+    assert b'"type":"response.failed"' in answer.failure(ApiError(502, "the node is gone", code="node-lost"))
 
 
 def test_a_conversation_becomes_a_chat():
