@@ -90,7 +90,7 @@ class Placement:
     def choose_decode(self, now: float, state: RequestState, home: str | None) -> DecodeChoice:
         """The node for what is still to come; the request's own announcement does not stand in its way."""
         query = DecodeQuery(state.request_id, state.context_tokens, state.remaining_tokens, home)
-        return self._router.choose_decode(now, query, self.views(now, "decode", state.avoid))
+        return self._router.decide_decode(now, query, self.facts("decode", state.avoid), self.loads)
 
     def place_prefill(self, now: float, state: RequestState, choice: PrefillChoice) -> None:
         """Counts the choice from now on. Requires a chosen node."""

@@ -13,13 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.planning.domain.cost_model import NetworkProfile
-from apps.routing.domain.views import CandidateTerms, FetchPlan, NodeFacts, PrefillQuery, QueuedWork, why_not_eligible
+from apps.routing.domain.views import (
+    CandidateTerms,
+    DecodeQuery,
+    DecodeTerms,
+    FetchPlan,
+    NodeFacts,
+    Phase,
+    PrefillQuery,
+    QueuedWork,
+    why_not_eligible,
+)
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _FACTS = ("c0", "c1", "c2", "c3", "chunk", "spare", "referenced")
 _LOADS = ("head_until", "queued_s", "requests", "link_free_at")
+_DECODE_FACTS = ("d0", "d1", "d2", "missed_ratio", "t_fwd", "limit", "capacity")
+_DECODE_LOADS = ("decoding", "kv_tokens")
+_FITS, _INELIGIBLE, _TOO_SMALL, _KV_FULL, _BATCH_FULL = range(5)
+_WHY_NOT_DECODE = ("", "", "kv-too-small", "kv-full", "batch-full")
 
 
 class Load(Protocol):
@@ -31,13 +45,21 @@ class Load(Protocol):
     @property
     def link_free_at(self) -> float: ...
 
+    @property
+    def kv_tokens(self) -> int: ...
+
+    @property
+    def decode_requests(self) -> int: ...
+
     def priced(self, facts: NodeFacts) -> tuple[float, float]: ...
 
 
 class Board:
-    """Columns, one row a node, in the order of `facts`. `sync` before each use; only what changed is written again."""
+    """Columns for one stage, one row a node, in the order of `facts`. `sync` before each use; only what changed is written
+    again."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: Phase) -> None:
+        self._stage = stage
         self.facts: list[NodeFacts] = []
         self.index: dict[str, int] = {}
         self.why_not: list[str | None] = []
@@ -46,7 +68,8 @@ class Board:
     def _resize(self, nodes: int) -> None:
         self.eligible: Flags = np.zeros(nodes, dtype=bool)
         self.reachable: Flags = np.zeros(nodes, dtype=bool)
-        self.columns: dict[str, Floats] = {name: np.zeros(nodes) for name in (*_FACTS, *_LOADS)}
+        names = (*_FACTS, *_LOADS, *_DECODE_FACTS, *_DECODE_LOADS)
+        self.columns: dict[str, Floats] = {name: np.zeros(nodes) for name in names}
 
     def sync(self, facts: Sequence[NodeFacts], loads: Mapping[str, Load], changed: Collection[str]) -> None:
         """Take over `facts`, and the loads of the nodes in `changed`."""
@@ -75,7 +98,13 @@ class Board:
         columns["chunk"][row] = facts.prefill_chunk_tokens
         columns["spare"][row] = np.inf if facts.pool_spare_tokens is None else facts.pool_spare_tokens
         columns["referenced"][row] = facts.pool_referenced_tokens
-        self.why_not[row] = why_not_eligible(facts, "prefill")
+        decode = facts.decode
+        moe = decode.experts > 0 and decode.experts_per_token > 0
+        columns["d0"][row], columns["d1"][row], columns["d2"][row] = decode.d0, decode.d1 if moe else 0.0, decode.d2
+        columns["missed_ratio"][row] = max(0.0, 1.0 - decode.experts_per_token / decode.experts) if moe else 1.0
+        columns["t_fwd"][row], columns["limit"][row] = decode.t_fwd, facts.decode_limit
+        columns["capacity"][row] = np.inf if facts.kv_capacity_tokens is None else facts.kv_capacity_tokens
+        self.why_not[row] = why_not_eligible(facts, self._stage)
         self.eligible[row] = self.why_not[row] is None
         self.reachable[row] = facts.healthy and facts.state != "down"
 
@@ -85,6 +114,8 @@ class Board:
         columns["head_until"][row], columns["queued_s"][row] = head_until, queued_s
         columns["requests"][row] = 0 if load is None else len(load.prefills)
         columns["link_free_at"][row] = -np.inf if load is None else load.link_free_at
+        columns["decoding"][row] = 0 if load is None else load.decode_requests
+        columns["kv_tokens"][row] = 0 if load is None else load.kv_tokens
 
     def predict(self, now: float, query: PrefillQuery, network: NetworkProfile, may_fetch: bool) -> Predictions:
         """The terms of every node's predicted TTFT (seconds)."""
@@ -94,6 +125,61 @@ class Board:
             if row is not None:
                 held[row] = blocks
         return Predictions(self, now, query, network, may_fetch, held)
+
+
+class DecodePredictions(Sequence[DecodeTerms]):
+    """The table of one decode choice: a row for every node, as columns until it is read."""
+
+    def __init__(self, board: Board, query: DecodeQuery) -> None:
+        columns, self._query = board.columns, query
+        self._facts, self._why_not = board.facts, board.why_not
+        self.batch = columns["decoding"] + 1
+        phi = 1.0 - columns["missed_ratio"] ** (columns["t_fwd"] * self.batch)
+        self.iteration_s = columns["d0"] + columns["d1"] * phi + columns["d2"] * self.batch
+        self._free = columns["capacity"] - columns["kv_tokens"]
+        needed = query.context_tokens + query.output_tokens
+        cases = [~board.eligible, needed > columns["capacity"], needed > self._free, self.batch > columns["limit"]]
+        self._case = np.select(cases, [_INELIGIBLE, _TOO_SMALL, _KV_FULL, _BATCH_FULL], _FITS)
+        self.fits: Flags = self._case == _FITS
+        home = None if query.home is None else board.index.get(query.home)
+        self.home = home if home is not None and self.fits[home] else None
+
+    @property
+    def full(self) -> bool:
+        """Whether a node would do, had it room."""
+        return bool(((self._case == _KV_FULL) | (self._case == _BATCH_FULL)).any())
+
+    def facts(self, row: int) -> NodeFacts:
+        return self._facts[row]
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __iter__(self) -> Iterator[DecodeTerms]:
+        return (self._row(row) for row in range(len(self._facts)))
+
+    @overload
+    def __getitem__(self, at: int) -> DecodeTerms: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[DecodeTerms, ...]: ...
+    def __getitem__(self, at: int | slice) -> DecodeTerms | tuple[DecodeTerms, ...]:
+        if isinstance(at, slice):
+            return tuple(self._row(row) for row in range(*at.indices(len(self))))
+        return self._row(range(len(self))[at])
+
+    def _row(self, row: int) -> DecodeTerms:
+        name, why_not = self._facts[row].name, self._why_not[row]
+        if why_not is not None:
+            return DecodeTerms(name, why_not=why_not)
+        free = float(self._free[row])
+        return DecodeTerms(
+            node=name,
+            iteration_s=float(self.iteration_s[row]),
+            batch=int(self.batch[row]),
+            kv_free_tokens=None if free == np.inf else int(free),
+            home=name == self._query.home,
+            why_not=_WHY_NOT_DECODE[self._case[row]] or None,
+        )
 
 
 class Predictions(Sequence[CandidateTerms]):

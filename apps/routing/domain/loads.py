@@ -12,7 +12,7 @@ from math import inf
 from apps.planning.domain.cost_model import NetworkProfile
 from apps.routing.domain.board import Board
 from apps.routing.domain.ttft import prefill_s, queue_s
-from apps.routing.domain.views import NodeFacts, NodeView, QueuedWork
+from apps.routing.domain.views import NodeFacts, NodeView, Phase, QueuedWork
 
 
 @dataclass(slots=True)
@@ -28,6 +28,11 @@ class _NodeLoad:
     link_free_at: float = 0.0
     _prices: tuple[object, ...] | None = None
     _priced: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def decode_requests(self) -> int:
+        """Requests that decode here or are announced to."""
+        return len(self.announced) + len(self.running)
 
     def priced(self, facts: NodeFacts) -> tuple[float, float]:
         """(when the running prefill ends, seconds queued behind it), counted again only when something changed."""
@@ -53,8 +58,8 @@ class LoadBook:
         self._nodes: dict[str, _NodeLoad] = {}
         self._prefill_node: dict[str, str] = {}
         self._decode_node: dict[str, str] = {}
-        self._board = Board()
-        self._changed: set[str] = set()
+        self._boards: dict[Phase, Board] = {"prefill": Board("prefill"), "decode": Board("decode")}
+        self._changed: dict[Phase, set[str]] = {"prefill": set(), "decode": set()}
 
     def placed_prefill(self, now: float, request_id: str, node: str, work: QueuedWork, fetch_tokens: int = 0) -> None:
         """The request joins the node's prefill queue; `fetch_tokens` will come over its link. Moves a placed request."""
@@ -98,6 +103,7 @@ class LoadBook:
         load.announced[request_id] = kv_tokens
         load.kv_tokens += kv_tokens
         self._decode_node[request_id] = node
+        self._load_changed(node)
 
     def started_decode(self, request_id: str) -> None:
         """An announced request decodes now."""
@@ -123,7 +129,7 @@ class LoadBook:
             if self._decode_node.get(request_id) == node:
                 self._left_decode(request_id)
         del self._nodes[node]
-        self._changed.add(node)
+        self._load_changed(node)
         return affected
 
     def prefill_node(self, request_id: str) -> str | None:
@@ -158,11 +164,12 @@ class LoadBook:
         head_until, queued_s = load.priced(facts)
         return max(0.0, head_until - now) + queued_s
 
-    def board(self, facts: Sequence[NodeFacts]) -> Board:
-        """All these nodes as columns, with the loads of this moment."""
-        self._board.sync(facts, self._nodes, self._changed)
-        self._changed.clear()
-        return self._board
+    def board(self, stage: Phase, facts: Sequence[NodeFacts]) -> Board:
+        """All these nodes as columns, with the loads of this moment. `stage`: prefill or decode."""
+        board, changed = self._boards[stage], self._changed[stage]
+        board.sync(facts, self._nodes, changed)
+        changed.clear()
+        return board
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` when the two ways of counting disagree."""
@@ -176,7 +183,11 @@ class LoadBook:
 
     def _queue_changed(self, node: str, load: _NodeLoad) -> None:
         load.touched()
-        self._changed.add(node)
+        self._load_changed(node)
+
+    def _load_changed(self, node: str) -> None:
+        for changed in self._changed.values():
+            changed.add(node)
 
     def _load(self, node: str) -> _NodeLoad:
         load = self._nodes.get(node)
@@ -191,3 +202,4 @@ class LoadBook:
         load = self._nodes[node]
         kv_tokens = load.announced.pop(request_id, None)
         load.kv_tokens -= load.running.pop(request_id) if kv_tokens is None else kv_tokens
+        self._load_changed(node)

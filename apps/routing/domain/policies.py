@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from apps.routing.domain.board import Predictions
+from apps.routing.domain.board import DecodePredictions, Predictions
 from apps.routing.domain.views import (
     CandidateTerms,
     DecodeQuery,
@@ -113,15 +113,23 @@ class LeastTtft:
 
     def pick_decode(self, query: DecodeQuery, candidates: Sequence[DecodeCandidate], turns: Rotation) -> Pick:
         best = min(candidates, key=lambda c: (c.terms.iteration_s, c.terms.batch, *turns.key(c.view.facts)))
-        limit_s = best.terms.iteration_s * (1.0 + self._settings.home_margin_ratio)
-        home = next((c for c in candidates if c.terms.home), None)
-        if home is not None and home.terms.iteration_s <= limit_s:
-            text = f"home node, {home.terms.iteration_s * 1e3:.1f} ms an iteration, best {best.terms.iteration_s * 1e3:.1f} ms"
-            return Pick(home.view.name, "home", text)
-        text = (
-            f"least iteration time after joining: {best.terms.iteration_s * 1e3:.1f} ms with {best.terms.batch} running"
-        )
-        return Pick(best.view.name, "least-iteration", text)
+        return self._say_decode(best.terms, next((c.terms for c in candidates if c.terms.home), None))
+
+    def pick_decode_from_table(self, table: DecodePredictions, turns: Rotation) -> Pick:
+        """As `pick_decode`, from columns; at least one node has room."""
+        iteration_s = np.where(table.fits, table.iteration_s, np.inf)
+        least = np.flatnonzero(iteration_s == iteration_s.min())
+        batch = table.batch[least]
+        best = min(least[batch == batch.min()], key=lambda row: turns.key(table.facts(row)))
+        return self._say_decode(table[int(best)], None if table.home is None else table[table.home])
+
+    def _say_decode(self, best: DecodeTerms, home: DecodeTerms | None) -> Pick:
+        best_ms = best.iteration_s * 1e3
+        if home is not None and home.iteration_s <= best.iteration_s * (1.0 + self._settings.home_margin_ratio):
+            text = f"home node, {home.iteration_s * 1e3:.1f} ms an iteration, best {best_ms:.1f} ms"
+            return Pick(home.node, "home", text)
+        text = f"least iteration time after joining: {best_ms:.1f} ms with {best.batch} running"
+        return Pick(best.node, "least-iteration", text)
 
 
 class RoundRobin:

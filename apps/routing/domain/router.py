@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from apps.planning.domain.cost_model import decode_iteration_s
+from apps.routing.domain.board import DecodePredictions
 from apps.routing.domain.loads import LoadBook
 from apps.routing.domain.policies import DecodeCandidate, LeastTtft, Pick, PrefillCandidate, Rotation, make_policy
 from apps.routing.domain.ttft import best_sources, predict
@@ -57,7 +58,7 @@ class Router:
         same `NodeFacts` objects in `facts` as the last time cost nothing."""
         if len(facts) < COLUMNS_FROM_NODES or not isinstance(self._policy, LeastTtft):
             return self.choose_prefill(now, query, [loads.view(now, entry) for entry in facts])
-        table = loads.board(facts).predict(now, query, self.settings.network, self._may_fetch)
+        table = loads.board("prefill", facts).predict(now, query, self.settings.network, self._may_fetch)
         if not table.eligible.any():
             return PrefillChoice(None, None, table, None, "no-node", _nobody("prefill", tuple(table)))
         pick = self._policy.pick_from_table(table, self._prefill_turns)
@@ -95,6 +96,19 @@ class Router:
     @property
     def _may_fetch(self) -> bool:
         return self._policy.fetches if self.settings.fetch is None else self.settings.fetch
+
+    def decide_decode(
+        self, now: float, query: DecodeQuery, facts: Sequence[NodeFacts], loads: LoadBook
+    ) -> DecodeChoice:
+        """As `choose_decode` on the nodes' views; of many nodes at once where the policy compares iteration times."""
+        if len(facts) < COLUMNS_FROM_NODES or not isinstance(self._decode_policy, LeastTtft):
+            return self.choose_decode(now, query, [loads.view(now, entry) for entry in facts])
+        table = DecodePredictions(loads.board("decode", facts), query)
+        if not table.fits.any():
+            return DecodeChoice(None, table, "no-room" if table.full else "no-node", _nobody("decode", tuple(table)))
+        node, code, text = self._decode_policy.pick_decode_from_table(table, self._decode_turns)
+        self._decode_turns.used(node)
+        return DecodeChoice(node, table, code, f"{node}: {text}")
 
     def choose_decode(self, now: float, query: DecodeQuery, views: Sequence[NodeView]) -> DecodeChoice:
         """The node that should decode, or None when no eligible node has room for it now."""

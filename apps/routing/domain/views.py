@@ -188,7 +188,7 @@ class DecodeChoice:
     """`node` None: no node has room now (`reason_code` `no-node` or `no-room`)."""
 
     node: str | None
-    terms: tuple[DecodeTerms, ...]
+    terms: Sequence[DecodeTerms]
     reason_code: str
     reason: str
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from apps.planning.domain.cost_model import PrefillCoefficients
+from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients
 from apps.routing.domain.loads import LoadBook
 from apps.routing.domain.router import COLUMNS_FROM_NODES, Router
-from apps.routing.domain.views import NodeFacts, PrefillQuery, QueuedWork
+from apps.routing.domain.views import DecodeQuery, NodeFacts, PrefillQuery, QueuedWork
 from tests.routing.domain.building import NETWORK, facts, policy
 
 
@@ -64,6 +64,43 @@ def test_many_nodes_at_once_give_the_table_and_the_choice_of_one_after_the_other
             loads.node_lost(now, rng.choice(nodes).name)
         if rng.random() < 0.03:
             nodes = nodes[:-1] if len(nodes) > COLUMNS_FROM_NODES + 5 else nodes
+    loads.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_decode_nodes_at_once_give_the_choice_of_one_after_the_other(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes = []
+    for number in range(40):
+        moe = {"experts": 256, "experts_per_token": 8, "t_fwd": rng.choice([1, 4])} if rng.random() < 0.5 else {}
+        nodes.append(
+            facts(
+                f"n{number}",
+                phase=rng.choice(["decode", "decode", "mixed", "prefill"]),
+                decode=DecodeCoefficients(d0=rng.choice([0.01, 0.02]), d1=0.018, d2=0.001, **moe),
+                state=rng.choice(["ready", "ready", "draining"]),
+                decode_limit=rng.choice([1, 4, 8]),
+                kv_capacity_tokens=rng.choice([None, 500, 20_000]),
+            )
+        )
+    loads = LoadBook(NETWORK)
+    rows, columns = Router(policy()), Router(policy())
+    for number in range(150):
+        home = rng.choice([None, *(node.name for node in nodes)])
+        query = DecodeQuery(f"r{number}", rng.randint(1, 3000), rng.randint(1, 500), home)
+        one_by_one = rows.choose_decode(0.0, query, [loads.view(0.0, node) for node in nodes])
+        at_once = columns.decide_decode(0.0, query, nodes, loads)
+        assert (at_once.node, at_once.reason_code, at_once.reason) == (
+            one_by_one.node, one_by_one.reason_code, one_by_one.reason,
+        )  # fmt: skip
+        for left, right in zip(at_once.terms, one_by_one.terms, strict=True):
+            assert replace(left, iteration_s=0.0) == replace(right, iteration_s=0.0)
+            assert left.iteration_s == pytest.approx(right.iteration_s)
+        if at_once.node is not None:
+            loads.announced_decode(query.request_id, at_once.node, query.context_tokens + query.output_tokens)
+        if rng.random() < 0.4:
+            request_id = f"r{rng.randrange(number + 1)}"
+            (loads.started_decode(request_id) if rng.random() < 0.5 else loads.finished(0.0, request_id))
     loads.check_integrity()
 
 
