@@ -285,28 +285,49 @@ def _slowness(
     for window in windows:
         prefill, decode = models[window.node]
         measured_s = predicted_s = 0.0
-        if window.busy_prefill_s >= fitting.MIN_BUSY_S:
+        if window.busy_prefill_s >= fitting.MIN_BUSY_S and _prefill_within(fit, window):
             measured_s += window.busy_prefill_s
             predicted_s += prefill_work_s(prefill, window.t_uc, window.pairs, window.t_rst, window.prefill_iterations)
-        if window.busy_decode_s >= fitting.MIN_BUSY_S and _within(fit, window):
+        if window.busy_decode_s >= fitting.MIN_BUSY_S and _decode_within(fit, window):
             measured_s += window.busy_decode_s
             predicted_s += sum(count * decode_iteration_s(decode, batch) for batch, count in window.batch_counts)
         if measured_s > 0 and predicted_s > 0:
             yield window.t0, measured_s / predicted_s
 
 
-def _within(fit: FittedModel, window: fitting.FitWindow) -> bool:
-    """Outside the fitted range of B the formula is a guess, and being off there is no drift."""
-    return all(fit.batch_low <= batch <= fit.batch_high for batch, _ in window.batch_counts)
+# Where the fit has seen nothing its formula is a guess. Being off there is no drift: it asks for a wider fit.
+
+
+def _decode_within(fit: FittedModel, window: fitting.FitWindow) -> bool:
+    return all(fit.batch_low <= batch <= WIDER_FACTOR * fit.batch_high for batch, _ in window.batch_counts)
+
+
+def _prefill_within(fit: FittedModel, window: fitting.FitWindow) -> bool:
+    seen = fit.summary.get("prefill", {}).get("columns", {}).get("c1")
+    if seen is None or window.prefill_iterations <= 0:
+        return True
+    tokens = window.t_uc / window.prefill_iterations
+    return bool(seen["low"] / WIDER_FACTOR <= tokens <= seen["high"] * WIDER_FACTOR)
 
 
 def _outgrown(partition: Partition, fit: FittedModel, nodes: Sequence[Node], now: float) -> str | None:
+    """Why nodes now do what this fit has never seen, or None."""
     windows = fit_windows(partition, nodes, now - WIDER_S)
-    highest = sorted((max((batch for batch, _ in window.batch_counts), default=0) for window in windows), reverse=True)
+    highest = [max(batch for batch, _ in window.batch_counts) for window in windows if window.batch_counts]
     beyond = [batch for batch in highest if batch > WIDER_FACTOR * fit.batch_high]
-    if len(beyond) < WIDER_ROWS:
+    if len(beyond) >= WIDER_ROWS:
+        return f"nodes decode up to {max(beyond)} requests at once; this fit had seen {fit.batch_high:.0f}"
+    strange = [
+        window for window in windows if window.busy_prefill_s >= fitting.MIN_BUSY_S and not _prefill_within(fit, window)
+    ]
+    if len(strange) < WIDER_ROWS:
         return None
-    return f"nodes decode up to {beyond[0]} requests at once; this fit had seen {fit.batch_high:.0f}"
+    tokens = sum(window.t_uc for window in strange) / max(1.0, sum(window.prefill_iterations for window in strange))
+    seen = fit.summary["prefill"]["columns"]["c1"]
+    return (
+        f"nodes compute {tokens:.0f} tokens in a prefill iteration; "
+        f"this fit had seen {seen['low']:.0f} to {seen['high']:.0f}"
+    )
 
 
 def _drifted_since(partition: Partition, hardware_class: str) -> float:

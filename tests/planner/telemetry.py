@@ -60,7 +60,7 @@ def run(partition, now=END + 5, start=START):
     return tasks.tick(partition.name, now=now)
 
 
-def measure(partition, start, end, slower=1.0, noise=0.02, batches=(2, 60), slow_node=("", 1.0), **changes):
+def measure(partition, start, end, slower=1.0, noise=0.02, batches=(2, 60), slow_node=("", 1.0), chunk=None, **changes):
     """Cost windows as nodes would measure them, with the configured coefficients made `slower`."""
     rng = np.random.default_rng(11)
     rows = []
@@ -71,7 +71,7 @@ def measure(partition, start, end, slower=1.0, noise=0.02, batches=(2, 60), slow
             factor = slower * (1 + noise * rng.standard_normal()) * (slow_node[1] if node.name == slow_node[0] else 1)
             if node.desired_phase != "decode":
                 iterations = int(rng.integers(3, 9))
-                t_uc = int(rng.integers(5_000, 60_000))
+                t_uc = iterations * chunk if chunk else int(rng.integers(5_000, 60_000))
                 pairs, t_rst = t_uc * int(rng.integers(10_000, 200_000)), int(rng.integers(0, 1_000_000))
                 busy = prefill_work_s(PREFILL, t_uc, pairs, t_rst, iterations)
                 values |= {"prefill_iterations": iterations, "t_uc": t_uc, "pairs": pairs, "t_rst": t_rst}

@@ -73,6 +73,20 @@ def test_batches_far_beyond_the_fit_ask_for_a_wider_one(partition):
     assert learning.problems(partition) == {}
 
 
+def test_prompts_of_another_size_are_no_drift_but_ask_for_a_wider_fit(partition):
+    """The first fit cannot tell an iteration from its tokens: all chunks had one size."""
+    measure(partition, START, END, chunk=4096)
+    (narrow,) = learning.refit(partition, END)
+    assert narrow.summary["prefill"]["merged"] == [["c0", "c1"]]
+    measure(partition, END, END + 60, chunk=64)
+    assert learning.watch_drift(partition, END + 60) == []
+    (wide,) = learning.refit(partition, END + 60)
+    narrow.refresh_from_db()
+    assert "64 tokens in a prefill iteration" in narrow.retired_reason
+    assert wide.summary["prefill"]["merged"] == []
+    assert wide.prefill["c0"] == pytest.approx(COEFFICIENTS["c0"], rel=0.2)
+
+
 def test_a_node_that_is_slower_than_its_class_is_planned_with_at_its_own_speed(partition):
     measure(partition, START, END + WINDOW_S, slow_node=("gb300-7", 1.5))
     (fit,) = learning.refit(partition, END + WINDOW_S)
