@@ -18,7 +18,6 @@ from channels.generic.websocket import AsyncJsonWebsocketConsumer
 
 from apps.console import live
 from apps.console.access import watchable_partition
-from controlplane import redis_client
 
 NOT_SIGNED_IN = 4401
 NOT_ALLOWED = 4403
@@ -34,9 +33,12 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
     `{"type": "history", "points": [...]}`. A tenant user's frames hold the own tenants alone. Closes with 4401 (not signed in), 4403 (may not watch), 4404 (no such partition).
     """
 
+    # Messages come through the process' feed, not through a channel of each socket.
+    channel_layer_alias = ""
+
     async def connect(self) -> None:
         self._sender: asyncio.Task[None] | None = None
-        self._group: str | None = None
+        self._joined = False
         # Accepted first: a browser sees the code of a close only on an open socket.
         await self.accept()
         user = self.scope.get("user")
@@ -57,18 +59,18 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         self._latest: dict[str, Any] | None = None
         self._events: deque[Any] = deque(maxlen=MAX_EVENTS_KEPT)
         self._wake = asyncio.Event()
-        self._group = redis_client.live_group(name)
-        await self.channel_layer.group_add(self._group, self.channel_name)
+        await self._feed.join(self)
+        self._joined = True
         if self._form == "view" and self._scope is None:
             await self.send(text_data=self._feed.history_text())
         snapshot = await live.last_snapshot_async(name)
         if snapshot is not None and self._latest is None:
-            self._offer(snapshot)
+            self.offer(snapshot)
         self._sender = asyncio.create_task(self._send_newest())
 
     async def disconnect(self, code: int) -> None:
-        if self._group is not None:
-            await self.channel_layer.group_discard(self._group, self.channel_name)
+        if self._joined:
+            await self._feed.leave(self)
         if self._sender is not None:
             self._sender.cancel()
             with suppress(asyncio.CancelledError):
@@ -77,19 +79,16 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any) -> None:
         """Nothing is expected from a browser on this socket; what comes is ignored."""
 
-    async def live_snapshot(self, message: dict[str, Any]) -> None:
-        self._offer(message["data"])
-
-    async def live_event(self, message: dict[str, Any]) -> None:
-        """Events tell of decisions, alerts and edits: a tenant user hears none of them."""
-        if self._scope is not None:
-            return
-        self._events.append(message["data"])
-        self._wake.set()
-
-    def _offer(self, snapshot: dict[str, Any]) -> None:
+    def offer(self, snapshot: dict[str, Any]) -> None:
+        """A newer snapshot takes the place of one that was not sent yet."""
         self._latest = snapshot
         self._wake.set()
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Events tell of decisions, alerts and edits: a tenant user hears none of them."""
+        if self._scope is None:
+            self._events.append(event)
+            self._wake.set()
 
     async def _send_newest(self) -> None:
         while True:

@@ -6,13 +6,17 @@ the last five minutes of chart points so that a freshly opened page starts with 
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 import redis.asyncio
+from channels.layers import get_channel_layer
 from django.conf import settings
 
 from apps.console.access import Scope
@@ -26,6 +30,15 @@ from controlplane.errors import Unavailable
 HISTORY_S = 300.0
 POINT_EVERY_S = 1.0
 STALE_AFTER_S = 3.0
+LISTEN_AGAIN_S = 1.0
+logger = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """A browser's end in this process; both calls only take note and return at once."""
+
+    def offer(self, snapshot: dict[str, Any]) -> None: ...
+    def tell(self, event: dict[str, Any]) -> None: ...
 
 
 def last_snapshot(partition: Partition) -> dict[str, Any] | None:
@@ -50,13 +63,61 @@ async def last_snapshot_async(partition: str) -> dict[str, Any] | None:
 
 @dataclass
 class Feed:
-    """What one web process knows of one partition's live state."""
+    """What one web process knows of one partition's live state.
+
+    One subscription of the process to the partition's group serves all its browsers: a message is read and decoded once,
+    and each watcher is handed the same object.
+    """
 
     partition: str
     slo_ttft_s: float | None = None
     history: deque[dict[str, Any]] = field(default_factory=deque)
+    _watchers: set[Watcher] = field(default_factory=set)
+    _listener: asyncio.Task[None] | None = None
+    _listening: asyncio.Event | None = None
     _encoded_for: tuple[Any, Any] | None = None
     _texts: dict[tuple[str, Scope], str] = field(default_factory=dict)
+
+    async def join(self, watcher: Watcher) -> None:
+        """From the return of this on, the watcher misses nothing."""
+        self._watchers.add(watcher)
+        loop = asyncio.get_running_loop()
+        if self._listener is None or self._listener.done() or self._listener.get_loop() is not loop:
+            self._listening = asyncio.Event()
+            self._listener = loop.create_task(self._listen(self._listening), name=f"live-{self.partition}")
+        assert self._listening is not None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._listening.wait(), 5)
+
+    async def leave(self, watcher: Watcher) -> None:
+        """The last one to leave ends the subscription."""
+        self._watchers.discard(watcher)
+        if not self._watchers and self._listener is not None:
+            listener, self._listener = self._listener, None
+            listener.cancel()
+            with suppress(asyncio.CancelledError):
+                await listener
+
+    async def _listen(self, listening: asyncio.Event) -> None:
+        layer: Any = get_channel_layer()
+        group = redis_client.live_group(self.partition)
+        while True:
+            try:
+                channel = await layer.new_channel()
+                await layer.group_add(group, channel)
+                listening.set()
+                while True:
+                    self._hand_on(await layer.receive(channel))
+            except (redis.RedisError, OSError) as error:
+                logger.warning("%s: live updates wait, Redis is away (%s)", self.partition, type(error).__name__)
+                await asyncio.sleep(LISTEN_AGAIN_S)
+
+    def _hand_on(self, message: dict[str, Any]) -> None:
+        for watcher in list(self._watchers):
+            if message["type"] == "live.snapshot":
+                watcher.offer(message["data"])
+            elif message["type"] == "live.event":
+                watcher.tell(message["data"])
 
     def text(self, snapshot: dict[str, Any], now: float, form: str, scope: Scope = None) -> str:
         """The frame to send for a snapshot, encoded once per snapshot, form and scope.

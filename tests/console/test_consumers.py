@@ -189,11 +189,11 @@ async def test_a_slow_reader_gets_the_newest_snapshot_not_a_queue(viewer):
     consumer.send = send
     consumer._events, consumer._latest, consumer._wake = [], None, asyncio.Event()
     consumer._feed, consumer._form, consumer._scope = feeds.Feed("gb300"), "data", None
-    consumer._offer(snapshot(seq=0))
+    consumer.offer(snapshot(seq=0))
     task = asyncio.create_task(consumer._send_newest())
     await asyncio.sleep(0.02)
     for seq in range(1, 50):
-        consumer._offer(snapshot(seq=seq))
+        consumer.offer(snapshot(seq=seq))
     free.set()
     await asyncio.sleep(0.02)
     task.cancel()
