@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.agent.reference_support import greedy
 from tests.scenarios.recovery_kit import Cluster, cluster, prompt_ids, until, until_true
+from workers.yard import recovery
 from workers.yard.config import PartitionConfig
 from workers.yard.requests import Stage
 
@@ -50,7 +53,7 @@ async def test_killed_in_prefill_the_prompt_goes_on_from_the_dead_nodes_pool(yar
     answer = await task
     other = answer.headers["x-switchyard-prefill-node"]
     assert other != lost and yard.recoveries == before + 1
-    assert (await yard.status(other))["counters"]["fetched_blocks_shared_memory"] >= 20
+    assert (await yard.status(other))["counters"]["fetched_blocks_shared_memory"] >= 15
     yard.assert_whole(answer, ids, 20)
 
 
@@ -103,6 +106,23 @@ async def test_killed_in_decode_the_stream_goes_on_where_it_was(yard: Cluster) -
     answer = await task
     assert yard.recoveries == before + 1
     yard.assert_whole(answer, ids, 120)
+
+
+async def test_killed_in_decode_with_its_context_out_of_reach_a_prefill_node_goes_on(
+    yard: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output so far becomes part of a prompt; the next turn finds all of it, whoever computed it."""
+    monkeypatch.setattr(recovery, "MAX_REDONE_TOKENS", 0)
+    ids, tokens = prompt_ids(100, 11), 76
+    task = asyncio.create_task(yard.ask("again", ids, tokens))
+    lost = await yard.decoding("again", 30)
+    yard.nodes[lost].kill()
+    await until(lambda: (state := yard.state("again")) is not None and state.attempts == 2)
+    yard.assert_whole(await task, ids, tokens)
+    yard.serving.yard.kv.check_integrity()
+    next_turn = ids + array("I", greedy(yard.models_dir, ids, tokens)) + prompt_ids(30, 12)
+    answer = await yard.ask("next", next_turn, 2)
+    assert answer.headers["x-switchyard-cached-tokens"] == "160", "10 of the 11 blocks; the last token was never fed"
 
 
 async def test_killed_both_at_once_the_answer_comes_from_the_other_two(yard: Cluster) -> None:

@@ -204,10 +204,19 @@ class Upstream:
             if event["finish_reason"] == "abort":
                 raise NodeCallError("aborted", "The node aborted the request.", True)
             session.end(event["finish_reason"])
-            chain = b64decode(event.get("stored_chain_b64") or "")
+            chain = self._output_chain(session, b64decode(event.get("stored_chain_b64") or ""))
             finished = events.DecodeFinished(session.request_id, event["finish_reason"], session.output_tokens, chain)
             self._feed(finished)
         return False
+
+    def _output_chain(self, session: Session, stored: bytes) -> bytes:
+        """The answer's blocks after the prompt's: what the node stored after its own prompt, and before it the blocks of
+        output that were part of that prompt."""
+        if not session.resumed_tokens or self._model.symbolic:
+            return stored
+        chain, _ = self._hashes(session, session.ids + session.output_ids)
+        resumed_blocks = (session.prompt.tokens + session.resumed_tokens) // self._model.block_tokens
+        return chain[len(session.prompt.chain) : resumed_blocks * HASH_BYTES] + stored
 
     def _decode_body(self, session: Session, command: commands.StartDecode) -> dict[str, Any]:
         ids = session.ids if self._model.symbolic else session.ids + session.output_ids
