@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import secrets
 import sys
 import tempfile
@@ -238,6 +239,8 @@ def show(outcome: Outcome) -> bool:
         report("switches", len(outcome.loaded_s), "switches"),
         report("switches_of_a_working_node", outcome.busy, "switches"),
         report("stream_longest_silence_s", silence_s, "s"),
+        report("machine_load_average", os.getloadavg()[0], "processes"),
+        report("machine_cores", os.cpu_count() or 0, "cores"),
     ]
     return False not in met
 
