@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.simulator.support import BLOCK, make_run, play, small, turns
@@ -67,7 +69,7 @@ def test_a_node_that_dies_loses_no_request(stage: str) -> None:
 
 def test_lost_and_repeated_events_are_healed_by_a_snapshot() -> None:
     run = make_run(signals=Signals(lost_ratio=0.2, repeated_ratio=0.2), check_every=0)
-    snapshots = []
+    snapshots: list[commands.FetchSnapshot] = []
     run.partition.trace = lambda now, event, answer: snapshots.extend(
         command for command in answer if isinstance(command, commands.FetchSnapshot)
     )
@@ -101,15 +103,11 @@ def test_a_slow_node_is_slow_from_then_on() -> None:
     run.partition.clock.run_until(30.0)
     usual_s = run.partition.recorder.column("e2e_s")[1]
     for node in run.partition.nodes.values():
-        node.slow_down(30.0, node.timing.__class__(**{**_fields(node.timing), "speed": 0.25}))
+        node.slow_down(30.0, replace(node.timing, speed=0.25))
     again = play(run, turns("g", [(100, 40)] * 2, pause_s=1.0), at=31.0)
     run.partition.clock.run_until(90.0)
     assert over and again
     assert run.partition.recorder.column("e2e_s")[3] > 3 * usual_s
-
-
-def _fields(timing: object) -> dict[str, object]:
-    return {name: getattr(timing, name) for name in ("prefill", "decode", "t_acc", "network", "speed")}
 
 
 def test_signals_are_as_old_as_they_are_set_to_be() -> None:

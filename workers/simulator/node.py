@@ -41,9 +41,11 @@ class SwitchStyle:
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """How KV moves. `fetch_begins`: peers' blocks are pulled while a prompt waits, or only when it starts, so that its
+    """How KV moves. `host_pool`: nodes keep their KV in host memory; without, a prefix is cached on the device alone, as
+    far as it fits there. `fetch_begins`: peers' blocks are pulled while a prompt waits, or only when it starts, so that its
     iteration stalls. `decode_stores`: decode nodes write their KV to the pool. `eviction`: what goes first."""
 
+    host_pool: bool = True
     fetch_begins: FetchBegins = "queued"
     decode_stores: bool = True
     eviction: EvictionPolicy = "referenced"
@@ -184,6 +186,7 @@ class SimNode:
             return
         self.advance(now)
         work = PrefillWork(job.request_id, job.prompt_tokens, now, self._claim, self._find_cached)
+        work.on_device = not self.plane.host_pool
         call = self.prefills[job.request_id] = _Prefill(job, work, fetch)
         call.pinned = self.pool.pin(job.chain)
         if fetch is not None and self.plane.fetch_begins == "queued":

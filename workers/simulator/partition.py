@@ -43,7 +43,7 @@ class Signals:
 
 @dataclass(slots=True)
 class Living:
-    """A request on its way. `attempt` forgets answers to calls that are no longer wanted."""
+    """A request on its way. `at_node`: where the newest call went; answers to older ones are no longer wanted."""
 
     player: Player
     turn: Turn
@@ -53,7 +53,7 @@ class Living:
     queue_s: float = 0.0
     first_at: float | None = None
     cached_tokens: int = 0
-    refused_times: int = 0
+    at_node: str = ""
 
 
 @dataclass
@@ -145,6 +145,7 @@ class Partition:
 
     def _start_prefill(self, now: float, command: commands.StartPrefill) -> None:
         living = self.living[command.request_id]
+        living.at_node = command.node
         if command.attempt == 1:
             living.queue_s = command.queue_s
         job = living.job
@@ -154,8 +155,10 @@ class Partition:
         self.nodes[command.node].start_prefill(now, job, command.fetch, command.generation)
 
     def _start_decode(self, now: float, command: commands.StartDecode) -> None:
-        job = self.living[command.request_id].job
-        job.prompt_tokens = self.living[command.request_id].turn.prompt_tokens
+        living = self.living[command.request_id]
+        living.at_node = command.node
+        job = living.job
+        job.prompt_tokens = living.turn.prompt_tokens
         self.nodes[command.node].start_decode(now, job, command.source, command.generation)
 
     def _abort(self, now: float, command: commands.AbortOnNode | commands.DropOrphan) -> None:
@@ -251,11 +254,11 @@ class Partition:
         return low if low == high else self.rng.uniform(low, high)
 
     def prefilled(self, now: float, node: SimNode, job: Job, result: events.PrefillResult) -> None:
-        self._later(self._prefilled, job, result)
+        self._later(self._prefilled, job, node, result)
 
-    def _prefilled(self, now: float, job: Job, result: events.PrefillResult) -> None:
+    def _prefilled(self, now: float, job: Job, node: SimNode, result: events.PrefillResult) -> None:
         living = self.living.get(job.request_id)
-        if living is None or living.job is not job:
+        if living is None or living.job is not job or living.at_node != node.name:
             return
         if living.first_at is None:
             living.first_at = now
@@ -263,7 +266,7 @@ class Partition:
             self.feed(now, events.FirstToken(job.request_id))
         job.sent_tokens += 1
         self.feed(now, events.PrefillFinished(job.request_id, result))
-        if result.first_finish is not None:
+        if job.request_id not in self.yard.requests and job.request_id in self.living:
             self._end(now, living, job.sent_tokens)
 
     def decoded(self, now: float, node: SimNode, job: Job) -> None:
@@ -271,11 +274,12 @@ class Partition:
 
     def _decoded(self, now: float, job: Job, node: SimNode) -> None:
         living = self.living.get(job.request_id)
-        if living is None or living.job is not job:
+        if living is None or living.job is not job or living.at_node != node.name:
             return
-        chain = job.output_chain if node.plane.decode_stores else b""
-        self.feed(now, events.DecodeFinished(job.request_id, "length", job.sent_tokens, chain))
-        self._end(now, living, job.sent_tokens)
+        # Produced, whether a pool keeps it or not: what is not kept counts as lost when it is asked for again.
+        self.feed(now, events.DecodeFinished(job.request_id, "length", job.sent_tokens, job.output_chain))
+        if job.request_id not in self.yard.requests:
+            self._end(now, living, job.sent_tokens)
 
     def _end(self, now: float, living: Living, output_tokens: int) -> None:
         del self.living[living.request_id]
@@ -354,16 +358,13 @@ class Partition:
             reports.append(events.NodeStatus(node.name, node.status()))
             rows = node.take_rows()
             if rows:
-                worked.append((node, rows))
+                worked.append((node.name, rows))
         self.clock.at(now + self.signals.delay_s, SIGNAL, self._statuses_arrive, (reports, worked))
         self.clock.at(now + STATUS_EVERY_S, SIGNAL, self._poll)
         self._settle(now)
 
-    def _statuses_arrive(self, now: float, news: tuple[list[events.NodeStatus], list[tuple[SimNode, Any]]]) -> None:
-        reports, worked = news
-        for node, rows in worked:
-            self.yard.fleet.worked(now, node.name, rows)
-        self.feed(now, events.NodeStatuses(reports))
+    def _statuses_arrive(self, now: float, news: tuple[list[events.NodeStatus], list[tuple[str, Any]]]) -> None:
+        self.feed(now, events.NodeStatuses(*news))
         self._settle(now)
 
     def _sample(self, now: float, _: Any = None) -> None:

@@ -109,7 +109,8 @@ def build(cluster: Cluster, system: System, settings: Settings) -> Run:
             phase="prefill" if order < split[0] else "decode",
             timing=true.timing,
             block_tokens=settings.block_tokens,
-            pool_blocks=true.host_pool_tokens // settings.block_tokens,
+            pool_blocks=(true.host_pool_tokens if system.plane.host_pool else true.device_tokens)
+            // settings.block_tokens,
             device_tokens=true.device_tokens,
             max_decode_batch=true.max_decode_batch,
             prefill_chunk_tokens=true.prefill_chunk_tokens,

@@ -12,7 +12,8 @@ from workers.simulator.node import DataPlane, SwitchStyle
 PlannerName = Literal["none", "own", "load-thresholds", "input-length"]
 
 POOL = DataPlane()
-NO_POOL = DataPlane(fetch_begins="at-start", decode_stores=False, eviction="lru")
+NO_POOL = DataPlane(host_pool=False, fetch_begins="at-start", decode_stores=False, eviction="lru")
+POOL_AT_START = DataPlane(fetch_begins="at-start", eviction="lru")
 RESTART = SwitchStyle(keeps_kv=False, seconds=restart_seconds())
 IN_PLACE = SwitchStyle(keeps_kv=False, seconds=(2.0, 4.0))
 
@@ -48,13 +49,11 @@ ARROW = System(
 CACHE_AWARE = replace(STATIC, name="cache-aware")
 STICKY = replace(STATIC, name="sticky", routing="sticky", decode_routing=None)
 KV_ROUTER = replace(STATIC, name="kv-router", routing="dynamo-kv", decode_routing=None)
-KV_ROUTER_POOL = replace(
-    KV_ROUTER, name="kv-router+pool", fetch=True, plane=replace(NO_POOL, decode_stores=True, fetch_begins="at-start")
-)
+KV_ROUTER_POOL = replace(KV_ROUTER, name="kv-router+pool", fetch=True, plane=POOL_AT_START)
 THUNDERAGENT = replace(CACHE_AWARE, name="thunderagent", pauses=True)
 
 # One step at a time, from the baseline to everything: the published ablation and its parts.
-DATA_PLANE = replace(CACHE_AWARE, name="data-plane", fetch=True, plane=DataPlane("queued", True, "lru"))
+DATA_PLANE = replace(CACHE_AWARE, name="data-plane", fetch=True, plane=DataPlane(eviction="lru"))
 EVICTION = replace(DATA_PLANE, name="data-plane+eviction", plane=POOL)
 ROUTING = replace(FIXED, name="data-plane+eviction+routing")
 PUBLISHED = replace(SWITCHYARD, name="published-rules", guards=False)

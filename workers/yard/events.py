@@ -188,9 +188,11 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatuses:
-    """Several nodes' statuses, taken together: the nodes are judged once, after the last."""
+    """Several nodes' statuses, taken together: the nodes are judged once, after the last. `worked`: iterations of nodes that
+    do not come with their event streams, `(node, rows)`."""
 
     reports: Sequence[NodeStatus]
+    worked: Sequence[tuple[str, Sequence[Sequence[Any]]]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,8 @@ class Yard:
             self._nodes_changed(now)
 
     def _node_statuses(self, now: float, event: events.NodeStatuses) -> None:
+        for name, rows in event.worked:
+            self.fleet.worked(now, name, rows)
         known = [self._heard(now, report) for report in event.reports]
         if any(known):
             self._nodes_changed(now)

@@ -21,7 +21,8 @@ MAX_OVERTAKEN = 8
 class PrefillWork:
     """A prompt to compute. `cached_tokens` is asked once, when it starts: `[0, cached_tokens)` is in the host pool then,
     `[cached_tokens, prompt_tokens)` is computed. `may_start` claims device memory and says whether there was enough.
-    `stall_s`: how long the iteration it starts in waits for its KV (data planes that begin to move it only then)."""
+    `stall_s`: how long the iteration it starts in waits for its KV (data planes that begin to move it only then).
+    `on_device`: its cached tokens are there already and need no restoring from host memory."""
 
     request_id: str
     prompt_tokens: int
@@ -34,6 +35,7 @@ class PrefillWork:
     started_at: float | None = None
     overtaken: int = 0
     stall_s: float = 0.0
+    on_device: bool = False
 
     @property
     def remaining_tokens(self) -> int:
@@ -98,7 +100,7 @@ class PrefillLoop:
             self.under_way.append(starting)
             starting.started_at = now
             starting.cached_tokens = starting.find_cached(starting)
-            planned.t_rst += starting.cached_tokens
+            planned.t_rst += 0 if starting.on_device else starting.cached_tokens
             stall_s = max(stall_s, starting.stall_s)
             budget -= self._take(planned, starting, budget)
         if not planned.parts:
