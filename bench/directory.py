@@ -64,7 +64,9 @@ class Proof:
     def __init__(self, seed: int, nodes: int = 6, capacity_blocks: int = 400, branches: int = 80) -> None:
         self.rng = random.Random(seed)
         never = LeasePolicy(floor_s=1e9, ceiling_s=1e9)
-        self.machine = KvMachine(KvConfig(lease=never, max_blocks=20 * capacity_blocks, snapshot_retry_s=50.0))
+        self.machine = KvMachine(
+            KvConfig(lease=never, max_blocks=20 * capacity_blocks, snapshot_retry_s=50.0, recount_after_s=300.0)
+        )
         self.nodes = {
             f"node-{number}": Node(HostIndex(capacity_blocks), "prefill" if number % 2 else "decode")
             for number in range(nodes)

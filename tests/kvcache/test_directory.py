@@ -223,6 +223,38 @@ def test_malformed_hashes_are_refused_by_name(event, field):
         KvMachine().handle(0.0, event)
 
 
+def test_a_counted_block_that_went_and_came_back_unseen_is_counted_anew_a_little_later():
+    w = World()
+    w.turn([1, 2, 3], decode="p1", branch_id="b")
+    last = chain_of([1, 2, 3])[32:]
+    late = [
+        ev.BlocksRemoved("p1", w.next_seq("p1"), last),
+        ev.BlocksStored("p1", w.next_seq("p1"), chain_of([1, 2])[16:], last),
+    ]
+    del w.refs["p1"][last]  # the node has it again, with no count
+    resolved = w.see([1, 2, 3], branch_id="c")
+    w.send(ev.Homed("c", "prefill", "p1"))
+    w.send(ev.RequestAborted(resolved.request_id))
+    assert w.counts("p1", [1, 2, 3]) == [2, 2, 1]
+    for event in late:
+        w.send(event)
+    assert w.counts("p1", [1, 2, 3]) == [2, 2, 3], "the count of c was on its way while the block was gone"
+    assert w.machine.next_deadline() == w.now - 1.0 + 10.0
+    commands = w.send(ev.Tick(), after_s=9.0)
+    assert commands[0] == ev.RefsReset("p1", "recount")
+    assert w.counts("p1", [1, 2, 3]) == [2, 2, 2]
+    assert w.send(ev.Tick(), after_s=60.0) == []
+
+
+def test_a_snapshot_makes_a_recount_needless():
+    w = World()
+    w.turn([1, 2, 3], decode="p1", branch_id="b")
+    w.drop("p1", [1, 2, 3], keep=2)
+    assert w.machine.next_deadline() == w.now + 10.0
+    w.send(ev.NodeSnapshot("p1", w.seq["p1"], [(None, chain_of([1, 2]))]))
+    assert w.counts("p1", [1, 2]) == [1, 1] and w.send(ev.Tick(), after_s=30.0) == []
+
+
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ class Directory:
         self._holder_of: dict[tuple[str, Tier], int] = {}
         self._nodes: list[str] = []  # of each holder
         self._one_tier = True
+        self.unsure: set[str] = set()  # nodes that let go of counted blocks since somebody last looked here
         self._roots: set[bytes] = set()
 
     def add_root(self, root: bytes) -> None:
@@ -217,6 +218,8 @@ class Directory:
         return len(pending)
 
     def _emptied(self, holder: int, cause: LostCause) -> list[Segment]:
+        if self.tree.referenced_blocks[holder]:
+            self.unsure.add(self._nodes[holder])
         for segment in list(self.tree.frontier(holder).values()):
             self._blame(segment, cause)
         return self.tree.clear_holder(holder)
@@ -239,6 +242,8 @@ class Directory:
         """`holder` has only `held` blocks of the segment left; answers the segment that these are in now."""
         segment = self._blame(segment, cause)
         self.tree.set_held(segment, holder, held)
+        if holder in segment.counts:
+            self.unsure.add(self._nodes[holder])
         return segment
 
     def _blame(self, segment: Segment, cause: LostCause) -> Segment:

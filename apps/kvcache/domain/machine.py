@@ -33,12 +33,15 @@ _STAGES = ("prefill", "decode")
 class KvConfig:
     """`max_blocks`: blocks remembered at most, those that no node holds any more included (some 25 bytes each).
     `snapshot_retry_s`: how long to wait for a snapshot before asking again. `silent_after_s`: without a heartbeat for so
-    long, a node's events are not to be trusted (it sends one a second)."""
+    long, a node's events are not to be trusted (it sends one a second). `recount_after_s`: a node that let go of counted
+    blocks is told its counts anew so much later: a change on its way meanwhile may have met such a block come back, which
+    then is counted twice."""
 
     lease: LeasePolicy = field(default_factory=LeasePolicy)
     max_blocks: int = 8_000_000
     snapshot_retry_s: float = 5.0
     silent_after_s: float = 5.0
+    recount_after_s: float = 10.0
 
 
 class KvMachine:
@@ -53,6 +56,7 @@ class KvMachine:
         self._streams: dict[str, NodeStream[StreamEvent]] = {}
         self._unsettled: set[str] = set()  # nodes of which a snapshot is awaited
         self._phases: dict[str, KnownPhase] = {}
+        self._recounts: dict[str, float] = {}  # when each node is to be told its counts anew
         self._handlers: dict[type, Callable[[float, Any, list[Any]], None]] = {
             ev.RequestSeen: self._request_seen,
             ev.BranchEnded: self._branch_ended,
@@ -80,6 +84,8 @@ class KvMachine:
             self._close(now, branch, "lease", out)
         for node in sorted(self._unsettled):
             self._ask_for_snapshot(now, node, out)
+        if self._directory.unsure or self._recounts:
+            self._recount(now, out)
         return out
 
     def next_deadline(self) -> float | None:
@@ -90,6 +96,7 @@ class KvMachine:
             if (asked_at_s := self._streams[node].asked_at_s) is not None
         ]
         lease_s = self._ledger.next_lease_s()
+        retries.extend(self._recounts.values())
         return min(retries if lease_s is None else [*retries, lease_s], default=None)
 
     def reconfigure(self, config: KvConfig) -> None:
@@ -411,15 +418,33 @@ class KvMachine:
         if not self._stream(event.node).snapshot(event.seq):
             return
         self._directory.replaced(event.node, event.segments)
-        out.append(ev.RefsReset(event.node, "snapshot"))
-        out.extend(self._directory.counted_runs(event.node))
+        self._tell_counts(event.node, "snapshot", out)
         self._drain(event.node, out)
+
+    def _tell_counts(self, node: str, reason: str, out: list[Any]) -> None:
+        self._recounts.pop(node, None)
+        self._directory.unsure.discard(node)
+        out.append(ev.RefsReset(node, reason))
+        out.extend(self._directory.counted_runs(node))
+
+    def _recount(self, now: float, out: list[Any]) -> None:
+        """Tell those nodes their counts anew whose time has come; the snapshot that some wait for does it for them."""
+        for node in self._directory.unsure:
+            self._recounts.setdefault(node, now + self.config.recount_after_s)
+        self._directory.unsure.clear()
+        for node in [node for node, due_s in self._recounts.items() if due_s <= now]:
+            if node in self._unsettled:
+                del self._recounts[node]
+            else:
+                self._tell_counts(node, "recount", out)
 
     def _node_lost(self, now: float, event: ev.NodeLost, out: list[Any]) -> None:
         self._streams.pop(event.node, None)
         self._unsettled.discard(event.node)
         self._phases.pop(event.node, None)
         self._directory.cleared(event.node, "evicted")
+        self._recounts.pop(event.node, None)
+        self._directory.unsure.discard(event.node)
         self._leave_home(event.node)
 
     def _ask_for_snapshot(self, now: float, node: str, out: list[Any]) -> None:
