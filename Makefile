@@ -6,7 +6,7 @@ RUN := $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fix smoke lock clean pictures openapi bench-index proof-eviction proof-directory proof-inference bench-switches proof-recovery
+.PHONY: help run test check fix smoke lock clean pictures openapi exact bench-engine bench-index proof-eviction proof-directory proof-inference bench-switches proof-recovery
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,12 @@ smoke: $(VENV)/dev-installed ## the whole product once, end to end, on free port
 
 check: $(VENV)/dev-installed ## lint, format, types, import contracts, deployment check, migrations, OpenAPI drift
 	@$(RUN) -m tools.check
+
+exact: $(VENV)/run-installed ## the same greedy tokens on every path: 50 prompts, SmolLM2, real processes (minutes)
+	@$(RUN) -m tools.exact
+
+bench-engine: $(VENV)/run-installed ## tokens/s of the reference engine, and fetching KV against computing it (PEER=PYTHON with llama-cpp-python or transformers)
+	@$(RUN) -m bench.engine $(if $(PEER),--peer $(PEER))
 
 bench-index: $(VENV)/run-installed ## speed and memory of the KV directory (PEER=PYTHON with ai-dynamo-runtime to compare)
 	@$(RUN) -m bench.index $(if $(PEER),--peer $(PEER))
@@ -82,3 +88,10 @@ lock: $(VENV)/dev-installed ## lock the requirements again, with hashes
 
 clean: ## remove what was made, except the data folder
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache staticfiles
+
+.PHONY: bench-sim experiments
+bench-sim: $(VENV)/run-installed ## speed of the simulator: 9 nodes, and 768 nodes for three hours (SIM="--scale 0.02" for a part, "--profile")
+	@$(RUN) -m bench.sim $(SIM)
+
+experiments: $(VENV)/run-installed ## every published table and claim in the simulator (EXPERIMENT=NAME for one, QUICK=--quick)
+	@$(RUN) manage.py experiment $(or $(EXPERIMENT),all) $(QUICK)

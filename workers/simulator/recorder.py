@@ -52,6 +52,10 @@ class Recorder:
         finished = self._data[0, : self.rows]
         return self._data[FIELDS.index(name), : self.rows][(finished >= since) & (finished < until)]
 
+    def latest(self, name: str, row: int) -> NDArray[np.float64]:
+        """One column from a row on."""
+        return self._data[FIELDS.index(name), row : self.rows]
+
     def of_kind(
         self, name: str, workload: str | None, tenant: str | None, since: float, until: float
     ) -> NDArray[np.float64]:
