@@ -17,6 +17,7 @@ from workers.agent.engines.base import (
     EngineError,
     EngineSink,
     EngineStatus,
+    FetchSource,
     Phase,
     PrefillJob,
     PrefillResult,
@@ -150,6 +151,12 @@ class ReferenceEngine:
             return await future
         finally:
             self._forget(task)
+
+    async def fetch_ahead(self, job: PrefillJob, source: FetchSource) -> int:
+        """Bring a prompt's blocks from a peer to the own pool without computing anything; answers how many came."""
+        task = prefill_task(job, lambda _: None, time.monotonic(), self._spec.model.block_tokens)
+        await self._fetcher.for_prefill(task, source)
+        return task.fetched_blocks
 
     async def decode(self, job: DecodeJob) -> AsyncIterator[TokenChunk | DecodeFinished]:
         model = self._spec.model
