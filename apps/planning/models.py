@@ -118,6 +118,13 @@ class Decision(models.Model):
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [models.Index(fields=["partition", "-at", "-id"], name="decision_by_time")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["partition", "window_end"],
+                condition=~Q(rule__in=("empty_phase", "watch")),
+                name="one_decision_per_window",
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.partition} {self.verdict} ({self.rule})"
