@@ -7,9 +7,9 @@ from typing import Any
 
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, Field
 
-from apps.telemetry import selectors
+from apps.telemetry import gateways, selectors
 from apps.topology.selectors import partition_named
 from controlplane.permissions import actor_of, has_role, require, require_tenant_view
 from controlplane.rest.paging import Page, PageQuery, page
@@ -88,3 +88,47 @@ def get_request(request: HttpRequest, partition: str, request_id: str) -> Any:
     record = selectors.request_record(partition_named(partition), request_id)
     require_tenant_view(actor, record.tenant)
     return record
+
+
+class BranchEndIn(Schema):
+    """`id` as `list_branches` names it, the tenant included."""
+
+    id: str = Field(min_length=1, max_length=500)
+    reason: str = Field(min_length=1, max_length=500)
+
+
+class BranchQuery(Schema):
+    tenant: str = ""
+    node: str = ""
+    kind: str = ""
+    q: str = ""
+    limit: int = Field(200, ge=1, le=2000)
+
+
+@router.get("/partitions/{partition}/reuse", response=dict[str, Any])
+def get_reuse(request: HttpRequest, partition: str) -> Any:
+    """KV reuse since the gateway's start: ideal, actual and lost tokens by cause; in all, by node, tenant and workload. The
+    causes add up to ideal - actual everywhere. 503 when the gateway does not answer."""
+    require(request, "viewer")
+    return gateways.reuse(partition_named(partition))
+
+
+@router.get("/partitions/{partition}/branches", response=dict[str, Any])
+def list_branches(request: HttpRequest, partition: str, query: Query[BranchQuery]) -> Any:
+    """Live branches, the one heard of last first, and those lately closed."""
+    require(request, "viewer")
+    return gateways.branches(partition_named(partition), query.model_dump(exclude={"limit"}), limit=query.limit)
+
+
+@router.post("/partitions/{partition}/branches/end", response={204: None})
+def end_branch(request: HttpRequest, partition: str, body: BranchEndIn) -> Any:
+    """Its blocks become the first to be evicted."""
+    gateways.end_branch(partition_named(partition), body.id, actor_of(request), body.reason)
+    return 204, None
+
+
+@router.get("/partitions/{partition}/branches/{path:branch_id}", response=dict[str, Any])
+def get_branch(request: HttpRequest, partition: str, branch_id: str) -> Any:
+    """Where one live branch's blocks are, what was lost of them, and what keeps it alive."""
+    require(request, "viewer")
+    return gateways.branch(partition_named(partition), branch_id)

@@ -178,6 +178,27 @@ OPERATIONS = [
     _read("get_live", f"{GATEWAY}/live", "/partitions/nowhere/live"),
     _read("list_requests", f"{GATEWAY}/requests", "/partitions/nowhere/requests"),
     _read("get_request", f"{GATEWAY}/requests/r-1", f"{GATEWAY}/requests/r-999", "/partitions/nowhere/requests/r-1"),
+    Operation("get_reuse", "get", f"{GATEWAY}/reuse", "viewer", status=503, unknown=("/partitions/nowhere/reuse",)),
+    Operation(
+        "list_branches", "get", f"{GATEWAY}/branches", "viewer", status=503, unknown=("/partitions/nowhere/branches",)
+    ),
+    Operation(
+        "get_branch",
+        "get",
+        f"{GATEWAY}/branches/a",
+        "viewer",
+        status=503,
+        unknown=("/partitions/nowhere/branches/a",),
+    ),
+    Operation(
+        "end_branch",
+        "post",
+        f"{GATEWAY}/branches/end",
+        "operator",
+        {"id": "a", **WHY},
+        503,
+        unknown=("/partitions/nowhere/branches/end",),
+    ),
     # split
     _read("get_split", SPLIT, "/split/nowhere"),
     Operation(

@@ -71,3 +71,31 @@ def test_an_edit_is_kept_while_redis_is_away(rest, settings, django_capture_on_c
     with django_capture_on_commit_callbacks(execute=True):
         assert rest("patch", f"{GATEWAY}/bands/standard", {"priority": 9})[0] == 200
     assert rest("get", f"{GATEWAY}/bands/standard")[1]["priority"] == 9
+
+
+REUSE = {
+    "total": {"prompt_tokens": 100, "ideal_tokens": 80, "actual_tokens": 60, "lost": {"evicted": 15, "routed": 5}},
+    "by": {"node": {}, "tenant": {}, "workload": {}},
+    "pools": {},
+}
+
+
+def test_reuse_is_what_the_gateway_counts(rest, monkeypatch):
+    asked = []
+    monkeypatch.setattr("apps.telemetry.gateways._call", lambda *call: asked.append(call[1:]) or REUSE)
+    assert rest("get", f"{GATEWAY}/reuse", role="viewer") == (200, REUSE)
+    assert asked == [("GET", "reuse")]
+
+
+def test_branches_are_listed_shown_and_ended_by_their_whole_name(rest, monkeypatch):
+    asked = []
+    monkeypatch.setattr("apps.telemetry.gateways._call", lambda *call: asked.append(call[1:]) or {"rows": []})
+    assert rest("get", f"{GATEWAY}/branches?tenant=acme&limit=5", role="viewer")[0] == 200
+    assert rest("get", f"{GATEWAY}/branches/acme/s1", role="viewer")[0] == 200
+    body = {"id": "acme/s1", "reason": "stuck"}
+    assert rest.answer("post", f"{GATEWAY}/branches/end", body, role="operator").status_code == 204
+    assert asked == [
+        ("GET", "branches", {"tenant": "acme", "limit": 5}),
+        ("GET", "branch", {"id": "acme/s1"}),
+        ("POST", "branch/end", {"id": "acme/s1"}),
+    ]
