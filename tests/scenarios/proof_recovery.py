@@ -404,11 +404,10 @@ async def test_everything_at_once_loses_and_changes_nothing(yard: Cluster) -> No
     chaos = Chaos(yard, SEED)
     before = yard.recoveries
     await chaos.run()
-    for name, one in yard.nodes.items():
-        if one.alive:
-            generation = (await yard.status(name))["generation"] + 1
-            order = {"phase": yard.phases[name], "generation": generation, "drain_deadline_s": 5}
-            await yard.call(name, "/v1/phase", order, "PUT")
+    await yard.heal()
+    for name, phase in yard.phases.items():
+        generation = (await yard.status(name))["generation"] + 1
+        await yard.call(name, "/v1/phase", {"phase": phase, "generation": generation, "drain_deadline_s": 5}, "PUT")
     failed = [(answer.status, answer.error) for answer, _, _ in chaos.whole if answer.error is not None]
     changed = 0
     for answer, ids, tokens in chaos.whole:
