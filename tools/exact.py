@@ -208,9 +208,6 @@ class Fleet:
         pool = (await self.status(node))["pool"]["name"]
         return {"node": node, "url": self._urls[node], "pool": pool, "from_block": 0}
 
-    def push_to(self, node: str) -> dict[str, Any]:
-        return {"node": node, "url": self._urls[node]}
-
 
 class Proof:
     """The paths, over one fleet."""
@@ -239,14 +236,11 @@ class Proof:
         prompt: Prompt,
         request_id: str,
         peer: dict[str, Any] | None = None,
-        push: bool = False,
     ) -> Answer:
         """Prefill on one node, with blocks from `peer` where one is named, and decode on another (or the same)."""
         body = prompt.body(request_id)
         if peer is not None and prompt.blocks:
             body["fetch"] = peer | {"to_block": prompt.blocks}
-        if push:
-            body["push"] = self._fleet.push_to(decode)
         result = await self._fleet.prefill(prefill, body)
         tokens = [result["first_token_id"]]
         rest = {"request_id": request_id, "tokens": tokens, "handoff": result["handoff"]}
@@ -333,10 +327,10 @@ async def prove(folder: Path, tiny: bool, prompts: Sequence[Prompt], port: int) 
         await fleet.agents[0].stop(signal.SIGTERM)
         first = await fleet.add(port + 1, {"one": {"phase": "prefill"}}, blocks)
         second = await fleet.add(port + 2, {"two": {"phase": "decode"}}, blocks)
-        paths.append(await proof.run("P -> D", lambda n, p: proof.on("one", "two", p, f"pd{n}", push=True)))
+        paths.append(await proof.run("P -> D", lambda n, p: proof.on("one", "two", p, f"pd{n}")))
         await fleet.switch("one", "decode", 1)
         await fleet.switch("two", "prefill", 1)
-        paths.append(await proof.run("switched", lambda n, p: proof.on("two", "one", p, f"s{n}", push=True)))
+        paths.append(await proof.run("switched", lambda n, p: proof.on("two", "one", p, f"s{n}")))
         await fleet.switch("two", "mixed", 2)
         await fleet.switch("one", "mixed", 2)
         left_by_one = await fleet.source("one")
