@@ -6,7 +6,7 @@ RUN := $(BIN)/python
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fix smoke lock clean pictures openapi exact bench-engine bench-index proof-eviction proof-directory proof-inference bench-switches proof-recovery
+.PHONY: help run test check fix smoke lock clean pictures openapi exact bench-engine bench-index proof-eviction proof-directory proof-inference bench-switches proof-recovery bench-planner proof-planner
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -79,6 +79,12 @@ bench-switches: $(VENV)/dev-installed ## ten phase switches of the laptop cluste
 
 proof-recovery: $(VENV)/dev-installed ## nodes and gateways killed, hung and slowed at every stage, again and again (SEED=N for another order)
 	@PROOF_SEED=$(or $(SEED),1) $(RUN) -m pytest -q -s tests/scenarios/proof_recovery.py tests/scenarios/test_recovery_kills.py tests/scenarios/test_recovery_clients.py
+
+bench-planner: $(VENV)/dev-installed ## the planner: starts, burst, shift and a switch that hurts (simulated); real nodes that follow the load (PARTS="initial burst")
+	@$(RUN) -m bench.planner $(PARTS)
+
+proof-planner: $(VENV)/dev-installed ## Redis and PostgreSQL are away for 30 s in the middle of a switch, four times (minutes)
+	@$(RUN) -m bench.planner_faults
 
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --universal --python-version 3.11
 lock: $(VENV)/dev-installed ## lock the requirements again, with hashes
