@@ -43,7 +43,7 @@ class Signals:
 
 @dataclass(slots=True)
 class Living:
-    """A request on its way. `at_node`: where the newest call went; answers to older ones are no longer wanted."""
+    """A request on its way. `queue_s`: what it waited before its prefill began, in flow control and in the engine. `at_node`: where the newest call went; answers to older ones are no longer wanted."""
 
     player: Player
     turn: Turn
@@ -263,6 +263,7 @@ class Partition:
         if living.first_at is None:
             living.first_at = now
             living.cached_tokens = result.cached_tokens + result.fetched_tokens
+            living.queue_s += result.queued_s
             self.feed(now, events.FirstToken(job.request_id))
         job.sent_tokens += 1
         self.feed(now, events.PrefillFinished(job.request_id, result))
