@@ -16,8 +16,9 @@ import aiohttp
 
 from workers.agent.process import AgentProcess
 from workers.agent.spec import parse_spec
-from workers.gateway.gateway import Gateway, Serving
+from workers.gateway.gateway import Gateway
 from workers.gateway.http_api import build_front
+from workers.gateway.serving import Serving
 
 AGENT_TOKEN = "agent-token"
 KEY = "sk-acme"

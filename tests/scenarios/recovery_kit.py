@@ -26,7 +26,8 @@ import numpy as np
 
 from tests.agent.reference_support import greedy
 from tests.gateway.world import AGENT_TOKEN, KEY, NOBODY_REDIS, document, node, running_gateway
-from workers.gateway.gateway import Gateway, Serving
+from workers.gateway.gateway import Gateway
+from workers.gateway.serving import Serving
 from workers.gateway.text import GgufCodec
 from workers.yard.requests import RequestState, Stage
 

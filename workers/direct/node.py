@@ -20,11 +20,13 @@ from workers.direct.loads import BadLoad, EngineLoad, from_loads, from_metrics
 from workers.http.client import CallError, Client, Origin
 from workers.http.fetch import Answer, fetch
 from workers.yard import events
+from workers.yard.commands import RefChange
 from workers.yard.config import ModelConfig, NodeConfig
 from workers.yard.events import NodeState
 
 POLL_EVERY_S = 1.0
 POLL_TIMEOUT_S = 2.0
+POST_TIMEOUT_S = 10.0
 ROLE_EVERY_POLLS = 5
 _STARTED = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})?[ \t]+(\S+)", re.MULTILINE)
 _ROLES = {"prefill": "prefill", "decode": "decode", "null": "mixed"}
@@ -105,7 +107,7 @@ class DirectNode:
 
     # ---- what only agents do ----------------------------------------------------------------------------------------
 
-    def push_refs(self, changes: object, reset: bool) -> None:
+    def push_refs(self, changes: tuple[RefChange, ...], reset: bool) -> None:
         """An engine evicts by its own rules: it cannot be told what is still needed."""
 
     def release(self, request_id: str) -> None:
@@ -163,6 +165,12 @@ class DirectNode:
         if self._started and self._started_seen != self._started:
             self._restarted("it is another process now")
         self._started = self._started_seen
+
+    async def post(self, path: str, body: bytes) -> Answer:
+        """One call that is awaited whole. Raises CallError."""
+        return await fetch(
+            self._client, self.origin, "POST", path, headers=self._headers, body=body, timeout_s=POST_TIMEOUT_S
+        )
 
     async def _get(self, path: str) -> Answer:
         return await fetch(

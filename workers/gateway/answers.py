@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from workers.gateway.dialects.translator import Translator
+from workers.gateway.errors import ApiError
 from workers.gateway.logprobs import TokenChoice, chat_logprobs, text_logprobs
 
 DONE = b"data: [DONE]\n\n"
@@ -56,6 +58,10 @@ class AnswerFormat:
             parts.append(_event(self._stream_envelope() | {"choices": [], "usage": usage.document()}))
         return b"".join([*parts, DONE])
 
+    def failure(self, error: ApiError) -> bytes:
+        """The error as the last event of a stream that had begun."""
+        return error.event()
+
     def whole(self, text: str, finish_reason: str, usage: Usage, choices: tuple[TokenChoice, ...] = ()) -> bytes:
         """The answer as one JSON object."""
         told = self._told(choices) if self._logprobs else None
@@ -83,3 +89,31 @@ class AnswerFormat:
         if self._include_usage:
             document["usage"] = None
         return _event(document)
+
+
+class TranslatedFormat(AnswerFormat):
+    """The same answer in another API's words."""
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+
+    def head(self) -> bytes:
+        return self._translator.head()
+
+    def text(self, text: str, choices: tuple[TokenChoice, ...] = ()) -> bytes:
+        return self._translator.push(_delta({"content": text}, None))
+
+    def end(self, finish_reason: str, usage: Usage) -> bytes:
+        last = self._translator.push(_delta({}, finish_reason) | {"usage": usage.document()})
+        return last + self._translator.end()
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._translator.failure(error)
+
+    def whole(self, text: str, finish_reason: str, usage: Usage, choices: tuple[TokenChoice, ...] = ()) -> bytes:
+        self._translator.push(_delta({"content": text}, finish_reason) | {"usage": usage.document()})
+        return self._translator.whole()
+
+
+def _delta(content: dict[str, str], finish_reason: str | None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": content, "finish_reason": finish_reason}]}

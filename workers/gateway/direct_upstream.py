@@ -33,30 +33,28 @@ Feed = Callable[[events.Event], None]
 
 
 class DirectUpstream:
-    """One per gateway. `relays` and `nodes` are shared with the rest of the gateway; `feed` reports to the yard."""
+    """One per gateway. `relays` are the living requests, `nodes` are shared with the rest of the gateway; `feed` reports to the yard."""
 
-    def __init__(
-        self, client: Client, relays: dict[str, Relay], nodes: Mapping[str, DirectNode], rooms: sglang.Rooms, feed: Feed
-    ) -> None:
+    def __init__(self, client: Client, nodes: Mapping[str, DirectNode], rooms: sglang.Rooms, feed: Feed) -> None:
         self.client = client
         self.rooms = rooms
         self.feed = feed
         self.loop = asyncio.get_running_loop()
-        self._relays = relays
+        self.relays: dict[str, Relay] = {}
         self._nodes = nodes
         self._sweeper = self.loop.call_later(PROGRESS_EVERY_S, self._sweep)
 
     async def close(self) -> None:
         """Ends every call."""
         self._sweeper.cancel()
-        for relay in list(self._relays.values()):
+        for relay in list(self.relays.values()):
             relay.abort()
         await self.client.close()
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
     def start_prefill(self, command: commands.StartPrefill) -> None:
-        relay, node = self._relays.get(command.request_id), self._nodes.get(command.node)
+        relay, node = self.relays.get(command.request_id), self._nodes.get(command.node)
         if relay is None:
             return
         relay.abort()
@@ -72,8 +70,8 @@ class DirectUpstream:
             relay.prefill = self._send(relay, node, vllm.prefill_body(relay.body), PrefillLeg(self, relay, node))
 
     def start_decode(self, command: commands.StartDecode) -> None:
-        relay, node = self._relays.get(command.request_id), self._nodes.get(command.node)
-        if relay is None or (relay.answer is not None and not relay.answer.done):
+        relay, node = self.relays.get(command.request_id), self._nodes.get(command.node)
+        if relay is None or relay.answer is not None:
             return  # the engine answers already: it serves the request whole, or waited in the room
         if node is None:
             self._later(events.DecodeFailed(relay.request_id, True, "unreachable", f"{command.node} is not known."))
@@ -84,7 +82,7 @@ class DirectUpstream:
         relay.answer = self._send(relay, node, body, AnswerLeg(self, relay, node))
 
     def abort(self, command: commands.AbortOnNode) -> None:
-        relay = self._relays.get(command.request_id)
+        relay = self.relays.get(command.request_id)
         if relay is not None:
             relay.abort()
 
@@ -92,7 +90,7 @@ class DirectUpstream:
         """An engine holds nothing of ours that has no open call."""
 
     def refuse(self, command: commands.Refuse) -> None:
-        relay = self._relays.get(command.request_id)
+        relay = self.relays.get(command.request_id)
         if relay is not None:
             self.forget(relay)
             relay.fail(dropped(command.http_status, command.code, command.message, command.retry_after_s))
@@ -127,9 +125,19 @@ class DirectUpstream:
 
     # ---- what came of it ----------------------------------------------------------------------------------------------
 
+    def cancel(self, request_id: str, error: ApiError) -> bool:
+        """Ends a request with this error; False when it is not here."""
+        relay = self.relays.get(request_id)
+        if relay is None:
+            return False
+        self.forget(relay)
+        relay.fail(error)
+        self.left_room(relay)
+        return True
+
     def forget(self, relay: Relay) -> None:
         """The request is over."""
-        self._relays.pop(relay.request_id, None)
+        self.relays.pop(relay.request_id, None)
 
     def left_room(self, relay: Relay) -> None:
         """The room is free again once nobody is in it."""
@@ -140,7 +148,7 @@ class DirectUpstream:
     def _sweep(self) -> None:
         """Tells the yard how far the streams are: often enough to count, not once a token."""
         self._sweeper = self.loop.call_later(PROGRESS_EVERY_S, self._sweep)
-        for relay in list(self._relays.values()):
+        for relay in list(self.relays.values()):
             new = relay.output_tokens - relay.reported_tokens
             if new > 0 and relay.begun and not relay.over:
                 relay.reported_tokens += new

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import structlog
 
 from workers.gateway.metrics import GatewayMetrics
-from workers.gateway.nodes import NodeClient
-from workers.gateway.upstream import Upstream
 from workers.yard import commands, events
 from workers.yard.yard import Yard
 
@@ -28,6 +26,30 @@ class Clock:
         return time.monotonic() + self._offset_s
 
 
+class Node(Protocol):
+    """A node as the yard's commands need it."""
+
+    def push_refs(self, changes: tuple[commands.RefChange, ...], reset: bool) -> None: ...
+
+    def release(self, request_id: str) -> None: ...
+
+    def resync(self) -> None: ...
+
+
+class Calls(Protocol):
+    """Who carries requests to nodes."""
+
+    def start_prefill(self, command: commands.StartPrefill) -> None: ...
+
+    def start_decode(self, command: commands.StartDecode) -> None: ...
+
+    def abort(self, command: commands.AbortOnNode) -> None: ...
+
+    def drop_orphan(self, node: Any, request_id: str) -> None: ...
+
+    def refuse(self, command: commands.Refuse) -> None: ...
+
+
 class YardDriver:
     """Owns the yard. `feed` is the only way in; commands are carried out before it returns (calls as tasks)."""
 
@@ -35,18 +57,21 @@ class YardDriver:
         self,
         yard: Yard,
         clock: Clock,
-        nodes: dict[str, NodeClient],
         journal: Callable[[dict[str, Any]], None],
         metrics: GatewayMetrics,
     ) -> None:
         self.yard = yard
         self.clock = clock
-        self.upstream: Upstream | None = None
-        self._nodes = nodes
+        self._upstream: Calls | None = None
+        self._nodes: Mapping[str, Node] = {}
         self._journal = journal
         self._metrics = metrics
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+
+    def connect(self, upstream: Calls, nodes: Mapping[str, Node]) -> None:
+        """Who makes the calls, and the nodes they go to. Before the first `feed`."""
+        self._upstream, self._nodes = upstream, nodes
 
     def feed(self, event: events.Event) -> None:
         """Hands one event to the yard and does what it asks for. Raises ConfigError for a configuration it refuses."""
@@ -66,7 +91,7 @@ class YardDriver:
             self._timer.cancel()
 
     def _carry_out(self, command: commands.Command) -> None:
-        upstream = self.upstream
+        upstream = self._upstream
         assert upstream is not None
         if isinstance(command, commands.StartPrefill):
             self._metrics.dispatched(self.yard, command)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
-from array import array
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,14 @@ from typing import Any
 import aiohttp
 import structlog
 
-from apps.kvcache.domain.hashing import PromptHasher
 from workers.agent.engines.reference.gguf_file import ModelFileError
 from workers.gateway.config_source import ConfigSource
-from workers.gateway.driver import Clock, YardDriver
 from workers.gateway.errors import ApiError
 from workers.gateway.live import Publisher
-from workers.gateway.metrics import GatewayMetrics
-from workers.gateway.nodes import NodeClient
 from workers.gateway.redis_link import RedisLink
-from workers.gateway.session import Session
+from workers.gateway.serving import Serving
 from workers.gateway.text import TextCodec, load_codec
-from workers.gateway.upstream import Upstream
-from workers.yard import events
-from workers.yard.config import ModelConfig, PartitionConfig
-from workers.yard.yard import Yard
+from workers.yard.config import ModelConfig
 
 UPSTREAM_CONNECTIONS = 4096
 KEEPALIVE_S = 60.0
@@ -44,70 +35,6 @@ class NotReady(ApiError):
         if fault is not None:
             text = f"The gateway of '{partition}' cannot serve: {fault.partition(':')[0]}."
         super().__init__(503, text, code="not_ready", headers={"retry-after": "2"})
-
-
-class Serving:
-    """Everything that exists once there is a configuration. Made on the event loop by `Gateway`."""
-
-    def __init__(
-        self, config: PartitionConfig, codec: TextCodec, token: str, http: aiohttp.ClientSession, publisher: Publisher
-    ) -> None:
-        self.config = config
-        self.codec = codec
-        self.clock = Clock()
-        self.process_id = uuid.uuid4().hex
-        self.metrics = GatewayMetrics()
-        self.sessions: dict[str, Session] = {}
-        self.nodes: dict[str, NodeClient] = {}
-        model = config.model
-        self.hasher = PromptHasher(model.name, model.dtype, model.block_tokens, model.ids_per_block)
-        self.yard = Yard(config, self.clock())
-        self.driver = YardDriver(self.yard, self.clock, self.nodes, publisher.journal, self.metrics)
-        self.upstream = Upstream(model, self.sessions, self.nodes, self.driver.feed)
-        self.driver.upstream = self.upstream
-        self.upstream_http = http
-        self._token = token
-        self._closing: set[asyncio.Task[None]] = set()
-        self._sync_nodes(config)
-        self.driver.feed(events.Tick())
-
-    def apply(self, config: PartitionConfig) -> None:
-        """Puts a new configuration in force. Raises ConfigError where the running process cannot take it."""
-        self.driver.feed(events.Configured(config))
-        self.config = config
-        self._sync_nodes(config)
-
-    def _sync_nodes(self, config: PartitionConfig) -> None:
-        for name, client in list(self.nodes.items()):
-            wanted = config.nodes.get(name)
-            if wanted is None or wanted.url != client.url:
-                del self.nodes[name]
-                task = asyncio.create_task(client.close())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
-        for name, node in config.nodes.items():
-            if name not in self.nodes:
-                self.nodes[name] = NodeClient(
-                    name, node.url, self.upstream_http, self._token, self.driver.feed, self.process_id
-                )
-                self.nodes[name].start()
-
-    def check_vocabulary(self, ids: array[int]) -> None:
-        """Raises ApiError 400 when an id lies outside the model's vocabulary."""
-        vocabulary = self.codec.vocabulary
-        if vocabulary is not None and max(ids, default=0) >= vocabulary:
-            text = f"'prompt' holds a token id that the model does not have (it has {vocabulary})."
-            raise ApiError(400, text, code="invalid_value", param="prompt")
-
-    async def close(self) -> None:
-        """Refuses what waits, gives what runs a moment, then closes."""
-        self.driver.feed(events.ShutDown())
-        deadline = time.monotonic() + DRAIN_S
-        while self.yard.requests and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        self.driver.close()
-        await self.upstream.close()
-        await asyncio.gather(*(client.close() for client in self.nodes.values()))
 
 
 class Gateway:

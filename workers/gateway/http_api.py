@@ -6,17 +6,23 @@ import asyncio
 import time
 import uuid
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from apps.kvcache.domain.events import BranchSignal
 from apps.kvcache.domain.hashing import HashedPrompt
-from workers.gateway import operator_api
-from workers.gateway.answers import AnswerFormat, Usage
+from workers.gateway import direct_front, operator_api
+from workers.gateway.answers import AnswerFormat, TranslatedFormat, Usage
 from workers.gateway.body import CompletionBody, decode_json, parse, parse_announcement, refuse_without_text
+from workers.gateway.dialects import messages_answer, messages_request, responses_request
+from workers.gateway.dialects.messages_answer import MessageAnswer
+from workers.gateway.dialects.responses_answer import ResponseAnswer
+from workers.gateway.direct_front import Kind, count_tokens
 from workers.gateway.errors import ApiError, bad_field
-from workers.gateway.gateway import Gateway, Serving
+from workers.gateway.gateway import Gateway
 from workers.gateway.logprobs import TokenChoice
+from workers.gateway.serving import Serving
 from workers.gateway.session import Ended, Session, Text
 from workers.gateway.signals import Caller, Standing, authenticate, branch_key, branch_signal, standing
 from workers.gateway.web import MAX_BODY_BYTES, Front, Handler, Request, Response, json_response
@@ -25,6 +31,13 @@ from workers.yard import events
 from workers.yard.config import PartitionConfig
 
 TOKENISE_IN_THREAD_BYTES = 20_000
+COUNT_TOKENS = "/v1/messages/count_tokens"
+COMPLETIONS: dict[Kind, str] = {
+    "chat": "/v1/chat/completions",
+    "text": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 Answer = Callable[[Request, Serving], Awaitable[Response | None]]
 _SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -45,8 +58,11 @@ def build_front(gateway: Gateway, max_body_bytes: int = MAX_BODY_BYTES) -> Front
         return handler
 
     front = Front(max_body_bytes)
-    front.add("POST", "/v1/chat/completions", serving(_chat))
-    front.add("POST", "/v1/completions", serving(_completions))
+    for kind, path in COMPLETIONS.items():
+        front.add("POST", path, partial(_begin, gateway, kind))
+    for path in (COMPLETIONS["messages"], COUNT_TOKENS):
+        front.errors_of(path, messages_answer.error_body)
+    front.add("POST", COUNT_TOKENS, serving(_count_tokens))
     front.add("GET", "/v1/models", serving(_models))
     front.add("GET", "/v1/models/{model}", serving(_model))
     front.add("GET", "/v1/branches/{branch}", serving(_show_branch))
@@ -58,22 +74,24 @@ def build_front(gateway: Gateway, max_body_bytes: int = MAX_BODY_BYTES) -> Front
     return front
 
 
-async def _chat(request: Request, serving: Serving) -> Response | None:
-    return await _complete(request, serving, chat=True)
+def _begin(gateway: Gateway, kind: Kind, request: Request) -> Coroutine[Any, Any, Response | None] | None:
+    """One completion. Existing engines' need no task of their own."""
+    serving = gateway.ready()
+    if serving.direct is None:
+        return _complete(request, serving, kind)
+    direct_front.complete(request, serving, serving.direct, kind)
+    return None
 
 
-async def _completions(request: Request, serving: Serving) -> Response | None:
-    return await _complete(request, serving, chat=False)
-
-
-async def _complete(request: Request, serving: Serving, chat: bool) -> Response | None:
+async def _complete(request: Request, serving: Serving, kind: Kind) -> Response | None:
     """One completion: authenticate, read, tokenise, queue, and send what comes. Ends the request if the client goes."""
     config = serving.config
     received_at = serving.clock()
     caller = authenticate(config, request.headers, received_at)
     raw = request.body
-    body = parse(decode_json(raw), chat)
-    _check_model(config, body.model)
+    given = decode_json(raw)
+    body = parse(_as_chat(given, kind), kind != "text")
+    serving.check_model(body.model)
     if config.model.symbolic:
         refuse_without_text(body)
     place = standing(config, caller, request.headers)
@@ -97,7 +115,7 @@ async def _complete(request: Request, serving: Serving, chat: bool) -> Response 
     serving.sessions[request_id] = session
     try:
         _enqueue(serving, session, branch, place, received_at, len(raw))
-        return await _answer(request, session)
+        return await _answer(request, session, kind, given)
     finally:
         del serving.sessions[request_id]
         if request_id in serving.yard.requests:
@@ -126,6 +144,23 @@ def _enqueue(
     serving.metrics.enqueued(serving.yard, time.perf_counter() - began)
 
 
+def _as_chat(given: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    if kind == "messages":
+        return messages_request.chat_body(given)
+    return responses_request.chat_body(given) if kind == "responses" else given
+
+
+async def _count_tokens(request: Request, serving: Serving) -> Response:
+    """How many tokens a message's prompt has (Anthropic's `count_tokens`). Existing engines count themselves."""
+    authenticate(serving.config, request.headers, serving.clock())
+    chat = messages_request.count_body(decode_json(request.body))
+    serving.check_model(chat["model"])
+    if serving.direct is not None:
+        return json_response({"input_tokens": await count_tokens(serving, serving.direct, chat)})
+    body = parse(chat, chat=True)
+    return json_response({"input_tokens": len(await _token_ids(serving, body, len(request.body)))})
+
+
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
@@ -135,11 +170,6 @@ def _own_id(request: Request, serving: Serving) -> str:
     if request_id in serving.sessions or request_id in serving.yard.requests:
         request.request_id = request_id = uuid.uuid4().hex
     return request_id
-
-
-def _check_model(config: PartitionConfig, name: str) -> None:
-    if name != config.model.name and name not in config.model.served_names:
-        raise ApiError(404, f"The model '{name}' does not exist here.", code="model_not_found", param="model")
 
 
 async def _token_ids(serving: Serving, body: CompletionBody, size: int) -> array[int]:
@@ -193,11 +223,14 @@ def _max_tokens(config: PartitionConfig, body: CompletionBody, prompt_tokens: in
 # ---- answering ---------------------------------------------------------------------------------------------------
 
 
-async def _answer(request: Request, session: Session) -> Response | None:
+async def _answer(request: Request, session: Session, kind: Kind, given: dict[str, Any]) -> Response | None:
     body = session.body
-    shape = AnswerFormat(
-        session.request_id, body.model, int(time.time()), body.chat, body.include_usage, session.logprobs
-    )
+    created = int(time.time())
+    shape = AnswerFormat(session.request_id, body.model, created, body.chat, body.include_usage, session.logprobs)
+    if kind == "messages":
+        shape = TranslatedFormat(MessageAnswer(session.request_id, body.model))
+    elif kind == "responses":
+        shape = TranslatedFormat(ResponseAnswer(session.request_id, body.model, created, given))
     if body.stream:
         await _stream(request, session, shape)
         return None
@@ -232,7 +265,7 @@ async def _stream(request: Request, session: Session, shape: AnswerFormat) -> No
         elif isinstance(item, Ended):
             chunk += shape.end(item.finish_reason, _usage(session))
         else:
-            chunk += item.event()
+            chunk += shape.failure(item)
         if not isinstance(item, Text):
             request.exchange.end(chunk)
             return
@@ -272,7 +305,7 @@ async def _models(request: Request, serving: Serving) -> Response:
 async def _model(request: Request, serving: Serving) -> Response:
     authenticate(serving.config, request.headers, serving.clock())
     name = request.match_info["model"]
-    _check_model(serving.config, name)
+    serving.check_model(name)
     return json_response(_model_object(serving.config, name))
 
 

@@ -10,7 +10,8 @@ import hmac
 from collections.abc import Awaitable, Callable
 
 from workers.gateway.errors import ApiError
-from workers.gateway.gateway import Gateway, Serving
+from workers.gateway.gateway import Gateway
+from workers.gateway.serving import Serving
 from workers.gateway.web import Front, Handler, Request, Response, json_response
 from workers.yard import events, inspection
 
@@ -73,12 +74,11 @@ async def _request(request: Request, serving: Serving) -> Response:
 async def _cancel(request: Request, serving: Serving) -> Response:
     """Ends one request: its client gets 403 (a client library would repeat a 5xx), both nodes are told to stop."""
     request_id = request.match_info["id"]
-    session = serving.sessions.get(request_id)
-    if session is None or request_id not in serving.yard.requests:
-        raise _gone(request_id)
     why = request.query.get("why", "")[:MAX_WHY] or "no reason given"
+    told = ApiError(403, f"An operator cancelled this request: {why}.", code="cancelled_by_operator")
+    if not serving.cancel(request_id, told):
+        raise _gone(request_id)
     serving.driver.feed(events.ClientGone(request_id, f"cancelled by an operator: {why}"))
-    session.fail(ApiError(403, f"An operator cancelled this request: {why}.", code="cancelled_by_operator"))
     return json_response({"id": request_id, "cancelled": True})
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from apps.kvcache.domain.hashing import HashedPrompt
 from workers.direct.bodies import with_fields
 from workers.gateway.dialects.chat_stream import Counted, counted
+from workers.gateway.dialects.translator import Translator
 from workers.gateway.errors import ApiError
 from workers.gateway.event_stream import EventStream, documents
 from workers.http.client import Call
@@ -23,22 +24,6 @@ from workers.http.wire import encode_headers
 
 JSON_HEADERS = encode_headers({"content-type": "application/json"})
 STREAM_HEADERS = encode_headers({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"})
-
-
-class Translator(Protocol):
-    """Speaks another API than the engine's: chat chunks in, its events or its whole answer out."""
-
-    def head(self) -> bytes: ...
-
-    def push(self, chunk: Mapping[str, Any]) -> bytes: ...
-
-    def end(self) -> bytes: ...
-
-    def whole(self) -> bytes: ...
-
-    def failure(self, error: ApiError) -> bytes: ...
-
-    def refusal(self, error: ApiError) -> bytes: ...
 
 
 @dataclass(slots=True)

@@ -44,10 +44,13 @@ class Standing:
 
 
 def authenticate(config: PartitionConfig, headers: Mapping[str, str], now: float) -> Caller:
-    """The caller behind `Authorization: Bearer <key>`. Raises `ApiError` 401 (no or bad key) or 403 (paused tenant)."""
+    """The caller behind `Authorization: Bearer <key>`, or Anthropic's `x-api-key: <key>`.
+
+    Raises `ApiError` 401 (no or bad key) or 403 (paused tenant).
+    """
     scheme, _, secret = headers.get("Authorization", "").partition(" ")
-    secret = secret.strip()
-    if scheme.lower() != "bearer" or not secret:
+    secret = secret.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+    if not secret:
         raise _unauthorized("You did not provide an API key: send it as 'Authorization: Bearer <key>'.")
     key = config.keys_by_sha256.get(hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest())
     if key is None:

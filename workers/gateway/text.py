@@ -98,4 +98,4 @@ class GgufCodec:
 
 def load_codec(model: ModelConfig) -> TextCodec:
     """The codec of a model. Reads the tokenizer's file: seconds, so call it off the event loop."""
-    return SymbolicCodec() if model.symbolic else GgufCodec(model.tokenizer_path)
+    return SymbolicCodec() if model.symbolic or model.by_text else GgufCodec(model.tokenizer_path)

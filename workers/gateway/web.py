@@ -1,7 +1,7 @@
 """Paths, handlers and errors on top of `workers.http`: what the front door's handlers see and answer.
 
 A handler is a coroutine that answers a `Response`, or writes its stream itself and answers None. It is cancelled when its
-client leaves. A path may also have a plain function that gets the request and sees to everything by callbacks.
+client leaves. A plain function that answers None has seen to everything itself, by callbacks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -70,10 +70,11 @@ def json_response(document: Any, status: int = 200) -> Response:
 class Request:
     """One request of a client."""
 
-    __slots__ = ("_writable", "exchange", "headers", "match_info", "request_id")
+    __slots__ = ("_writable", "encode_error", "exchange", "headers", "match_info", "request_id")
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
+        self.encode_error: Callable[[ApiError, str], bytes] = _encode_error
         self.headers = HeaderView(exchange.headers)
         self.match_info: dict[str, str] = {}
         given = self.headers.get("x-request-id", "")
@@ -99,7 +100,8 @@ class Request:
     def fail(self, error: ApiError) -> None:
         """The error as the answer; as the last event where a stream has begun."""
         if not self.exchange.started:
-            self.respond(error_response(error))
+            headers = {**error.headers, "content-type": "application/json; charset=utf-8"}
+            self.respond(Response(self.encode_error(error, self.request_id), error.status, headers))
         elif not self.exchange.ended:
             self.exchange.end(error.event())
 
@@ -116,23 +118,21 @@ class Request:
             self._writable.set()
 
 
-def error_response(error: ApiError) -> Response:
-    headers = {**error.headers, "content-type": "application/json; charset=utf-8"}
-    return Response(error.encoded(), error.status, headers)
+def _encode_error(error: ApiError, request_id: str) -> bytes:
+    return error.encoded()
 
 
-Handler = Callable[[Request], Awaitable[Response | None]]
-Direct = Callable[[Request], None]
+Handler = Callable[[Request], Coroutine[Any, Any, "Response | None"] | None]
 
 
 class Front:
     """The application that a `Server` serves. Add paths, then `listen`."""
 
     def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._encoders: dict[bytes, Callable[[ApiError, str], bytes]] = {}
         self._server = Server(self._handle, self._refuse, Limits(body_bytes=max_body_bytes))
         self._exact: dict[bytes, dict[str, Handler]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, Handler]]] = []
-        self._direct: dict[bytes, Direct] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, method: str, path: str, handler: Handler) -> None:
@@ -147,9 +147,9 @@ class Front:
                 return
         self._patterns.append((pattern, {method: handler}))
 
-    def add_direct(self, path: str, handler: Direct) -> None:
-        """A POST path that a plain function serves by callbacks; it may raise ApiError before it has answered."""
-        self._direct[path.encode()] = handler
+    def errors_of(self, path: str, encode: Callable[[ApiError, str], bytes]) -> None:
+        """Errors of this path have a shape of their own: `encode(error, request_id)`."""
+        self._encoders[path.encode()] = encode
 
     async def listen(self, host: str, port: int) -> int:
         """Begins to serve; answers the port."""
@@ -172,16 +172,15 @@ class Front:
     # ---- one request --------------------------------------------------------------------------------------------------
 
     def _handle(self, exchange: Exchange) -> None:
-        request = Request(exchange)
-        direct = self._direct.get(exchange.path)
-        if direct is not None and exchange.method == "POST":
-            self._run_direct(direct, request)
-            return
+        request = self._request(exchange)
         found = self._find(request)
         if isinstance(found, ApiError):
-            request.respond(error_response(found))
+            request.fail(found)
             return
-        task = asyncio.get_running_loop().create_task(self._run(found, request))
+        work = self._begin(found, request)
+        if work is None:
+            return
+        task = asyncio.get_running_loop().create_task(self._run(work, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         exchange.on_gone = partial(_cancel, task)
@@ -189,8 +188,6 @@ class Front:
     def _find(self, request: Request) -> Handler | ApiError:
         method = "GET" if request.exchange.method == "HEAD" else request.exchange.method
         handlers = self._exact.get(request.exchange.path)
-        if handlers is None and request.exchange.path in self._direct:
-            handlers = {}
         if handlers is None:
             for pattern, candidates in self._patterns:
                 match = pattern.fullmatch(request.path)
@@ -202,15 +199,24 @@ class Front:
             return _no_way(request, 404, "Not Found")
         handler = handlers.get(method)
         if handler is None:
-            allowed = ", ".join(sorted(handlers) or ["POST"])
             error = _no_way(request, 405, "Method Not Allowed")
-            error.headers["allow"] = allowed
+            error.headers["allow"] = ", ".join(sorted(handlers))
             return error
         return handler
 
-    async def _run(self, handler: Handler, request: Request) -> None:
+    def _begin(self, handler: Handler, request: Request) -> Coroutine[Any, Any, Response | None] | None:
+        """Calls the handler; answers what is left to await, if anything."""
         try:
-            response = await handler(request)
+            return handler(request)
+        except ApiError as error:
+            request.fail(error)
+        except Exception:
+            self._failed(request)
+        return None
+
+    async def _run(self, work: Coroutine[Any, Any, Response | None], request: Request) -> None:
+        try:
+            response = await work
             if response is not None:
                 request.respond(response)
         except ApiError as error:
@@ -221,22 +227,18 @@ class Front:
         except Exception:
             self._failed(request)
 
-    def _run_direct(self, handler: Direct, request: Request) -> None:
-        try:
-            handler(request)
-        except ApiError as error:
-            request.fail(error)
-        except Exception:
-            self._failed(request)
-
     @staticmethod
     def _failed(request: Request) -> None:
         logger.exception("request failed", request=request.request_id, path=request.path)
         request.fail(ApiError(500, "The gateway failed on this request; its log says why.", code="internal"))
 
-    @staticmethod
-    def _refuse(exchange: Exchange, status: int, code: str, message: str) -> None:
-        Request(exchange).respond(error_response(ApiError(status, message, code=code)))
+    def _request(self, exchange: Exchange) -> Request:
+        request = Request(exchange)
+        request.encode_error = self._encoders.get(exchange.path, _encode_error)
+        return request
+
+    def _refuse(self, exchange: Exchange, status: int, code: str, message: str) -> None:
+        self._request(exchange).fail(ApiError(status, message, code=code))
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
