@@ -27,7 +27,7 @@ def broker_url(redis_url: str) -> str:
 app = Celery(
     "switchyard",
     broker=broker_url(env.redis_url() or "redis://127.0.0.1:6379/0"),
-    include=["workers.planner.tasks", "workers.planner.alerts"],
+    include=["workers.planner.tasks", "workers.planner.alerts", "workers.simulator.tasks"],
 )
 app.conf.update(
     task_ignore_result=True,
