@@ -15,6 +15,7 @@ from apps.planning.choices import Cause, Mode, OrderState, StepState
 Json = Mapping[str, Any]
 CANDIDATES_SHOWN = 12
 SLICES_SHOWN = 10
+CELLS_SHOWN = 64
 MODE_MEANS = {
     Mode.AUTOMATIC: "the planner switches by itself",
     Mode.APPROVE: "the planner proposes, a person approves",
@@ -135,8 +136,11 @@ def _phase_by_node(split: Json) -> dict[str, str]:
 def _mark(
     name: str, title: str, split: Json, names: Sequence[str], phases: Json, current: Json, note: str
 ) -> dict[str, Any]:
+    if len(names) > CELLS_SHOWN:
+        return {"id": name, "title": title, "text": label(split), "note": note, "cells": _runs(names, phases, current)}
     cells = [
         {
+            "grow": 1,
             "name": node,
             "short": node.rpartition("-")[2],
             "kind": phases.get(node, ""),
@@ -145,6 +149,19 @@ def _mark(
         for node in names
     ]
     return {"id": name, "title": title, "text": label(split), "note": note, "cells": cells}
+
+
+def _runs(names: Sequence[str], phases: Json, current: Json) -> list[dict[str, Any]]:
+    """Where a cell a node would be too thin to see: one cell a phase, those that would change apart."""
+    found: dict[tuple[str, bool], int] = {}
+    for node in names:
+        kind = phases.get(node, "")
+        key = (kind, bool(kind) and kind != current.get(node))
+        found[key] = found.get(key, 0) + 1
+    return [
+        {"name": f"{n} nodes", "short": formats.exact(n), "kind": kind, "changed": changed, "grow": n}
+        for (kind, changed), n in sorted(found.items(), key=lambda pair: (pair[0][0] != "prefill", pair[0]))
+    ]
 
 
 def _no_mark(name: str, title: str, note: str) -> dict[str, Any]:

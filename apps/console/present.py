@@ -6,7 +6,7 @@ browser only puts texts where they belong. A part that is missing from the snaps
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from apps.console import formats
@@ -42,7 +42,8 @@ Json = Mapping[str, Any]
 
 def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict[str, Any]:
     """Everything the console's pages show of one snapshot. `now` is unix seconds; `slo_ttft_s` the policy's target or None."""
-    nodes = present_nodes(snapshot.get("nodes") or [])
+    every = snapshot.get("nodes") or []
+    nodes = present_nodes(every)
     bands = _bands(snapshot.get("bands") or [])
     return {
         "partition": snapshot.get("partition"),
@@ -55,9 +56,9 @@ def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict
         "notices": _notices(snapshot),
         "throughput": _throughput(snapshot.get("throughput") or {}),
         "latency": _latency(snapshot.get("latency") or {}, slo_ttft_s),
-        "split": _split(nodes),
-        "nodes": nodes[:NODES_SHOWN],
-        "nodes_more": _more(len(nodes) - NODES_SHOWN, "node"),
+        "split": _split(every, nodes),
+        "nodes": nodes,
+        "nodes_more": _more(len(every) - NODES_SHOWN, "node"),
         "bands": bands,
         "queue": _queue(snapshot.get("bands") or []),
         "tenants_by_id": _tenants(snapshot.get("bands") or []),
@@ -70,11 +71,11 @@ def present(snapshot: Json, now: float, slo_ttft_s: float | None = None) -> dict
 
 
 def present_nodes(nodes: Iterable[Json]) -> list[dict[str, Any]]:
-    """Nodes ready to show; where they are more than a frame holds, those that need a look come first."""
-    shown = [_node(node) for node in nodes]
-    if len(shown) > NODES_SHOWN:
-        shown.sort(key=lambda node: (node["health_tone"] == "fine", node["kind"] not in ("draining", "switching")))
-    return shown
+    """At most `NODES_SHOWN` nodes ready to show; where there are more, those that need a look come first."""
+    chosen = list(nodes)
+    if len(chosen) > NODES_SHOWN:
+        chosen.sort(key=lambda node: (node.get("health") == "ok", node.get("state") not in ("draining", "switching")))
+    return [_node(node) for node in chosen[:NODES_SHOWN]]
 
 
 def _more(left_out: int, one: str) -> str:
@@ -203,10 +204,11 @@ def _last_switch(last_switch: Any) -> str:
     return f"{text} in {formats.duration(took)}" if took is not None else text
 
 
-def _split(nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    counts = {kind: sum(node["kind"] == kind for node in nodes) for kind in KINDS}
+def _split(every: Sequence[Json], nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    kinds = [node_kind(node) for node in every]
+    counts = {kind: kinds.count(kind) for kind in KINDS}
     text = " · ".join(f"{n} {kind}" for kind, n in counts.items() if n or kind in ("prefill", "decode"))
-    order = sorted(nodes, key=_track) if len(nodes) <= CARS_SHOWN else []
+    order = sorted(nodes, key=_track) if len(every) <= CARS_SHOWN else []
     cars = [
         {
             "id": node["id"],
@@ -219,8 +221,8 @@ def _split(nodes: list[dict[str, Any]]) -> dict[str, Any]:
         for node in order
     ]
     return {
-        "text": text if nodes else "no nodes",
-        "cars": cars or _blocks(counts, len(nodes)),
+        "text": text if every else "no nodes",
+        "cars": cars or _blocks(counts, len(every)),
         "prefill": counts["prefill"],
         "decode": counts["decode"],
     }

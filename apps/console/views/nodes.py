@@ -23,7 +23,7 @@ from apps.console.views.shell import abilities, page
 from apps.planning import services
 from apps.planning.models import SwitchStep
 from apps.planning.selectors import forced_phases
-from apps.telemetry.samples import KINDS
+from apps.telemetry.samples import KINDS, node_kind
 from apps.topology import services as topology
 from apps.topology.models import ConfigurationVersion, Node, Partition
 from apps.topology.selectors import nodes_of
@@ -55,14 +55,18 @@ def _narrowed(request: HttpRequest, partition: Partition, total: int) -> dict[st
         return {"filters": filters, "still": False, "nodes_total": total}
     snapshot = live.last_snapshot(partition) or {}
     wanted = filters.value("q").lower()
-    found = [n for n in snapshot.get("nodes") or [] if wanted in str(n.get("name")).lower()]
-    shown = [n for n in present_nodes(found) if filters.value("kind") in ("", n["kind"])]
+    found = [
+        node
+        for node in snapshot.get("nodes") or []
+        if wanted in str(node.get("name")).lower() and filters.value("kind") in ("", node_kind(node))
+    ]
+    shown = present_nodes(found)
     return {
         "filters": filters,
         "still": True,
-        "nodes_total": len(shown),
-        "chosen": shown[:NODES_SHOWN],
-        "nodes_shown": min(NODES_SHOWN, len(shown)),
+        "nodes_total": len(found),
+        "chosen": shown,
+        "nodes_shown": len(shown),
     }
 
 

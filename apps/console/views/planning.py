@@ -35,7 +35,6 @@ def model(request: HttpRequest, partition: Partition) -> HttpResponse:
         "in_use": in_use,
         "others": [_fit(fit) for fit in fits if fit["state"] != "accepted"],
         "residuals": json.dumps({str(fit["id"]): fit["residuals"] for fit in in_use}),
-        "configured": [node for node in nodes_of(partition) if node.enabled][:1],
         "warm_up": running_warm_up(partition),
     }
     return page(request, partition, "model", **context)

@@ -53,6 +53,11 @@ Live = tuple[dict[str, Any] | None, float | None]
 THEMES = ("auto", "light", "dark")
 
 
+# Parts of a snapshot that only these pages show; the others are spared presenting hundreds of nodes and flows.
+_BULKY = ("nodes", "bands", "recent")
+_SHOW_ALL = frozenset({"overview", "queues", "nodes", "reuse", "split"})
+
+
 def page(
     request: HttpRequest, partition: Partition, name: str, seen: Live | None = None, **context: Any
 ) -> HttpResponse:
@@ -60,7 +65,7 @@ def page(
 
     `seen` is for a page that has read the live state already.
     """
-    view, slo = seen or live_view(request, partition)
+    view, slo = seen or live_view(request, partition, whole=name in _SHOW_ALL)
     scope = request.scope  # type: ignore[attr-defined]
     groups = [(title, [entry for entry in pages if scope is None or entry[3]]) for title, pages in GROUPS]
     shell = {
@@ -84,9 +89,14 @@ def open_alerts(partition: Partition) -> int:
     return Alert.objects.filter(partition=partition, state=AlertState.FIRING, acknowledged_at=None).count()
 
 
-def live_view(request: HttpRequest, partition: Partition) -> Live:
-    """The last snapshot, ready to show (None when the gateway is silent), and the TTFT target in seconds."""
+def live_view(request: HttpRequest, partition: Partition, whole: bool = True) -> Live:
+    """The last snapshot, ready to show (None when the gateway is silent), and the TTFT target in seconds.
+
+    Unless it is wanted `whole`, nodes, bands and recent requests are left out.
+    """
     snapshot, slo = live.last_snapshot(partition), slo_ttft_s(partition)
+    if snapshot is not None and not whole:
+        snapshot = {part: value for part, value in snapshot.items() if part not in _BULKY}
     scope = request.scope  # type: ignore[attr-defined]
     if snapshot is not None and scope is not None:
         snapshot = scoped(snapshot, scope)
