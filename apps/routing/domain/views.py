@@ -46,8 +46,7 @@ class NodeFacts:
     pool_referenced_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(NamedTuple):
     """A node and its load at one moment. `announced_decode` are requests on their way to decode there;
     `kv_used_tokens` is what running and announced requests may grow to; `fetch_queue_bytes` still have to arrive."""
 
@@ -171,8 +170,7 @@ class PrefillChoice:
     blind: tuple[Blindness, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTerms:
+class DecodeTerms(NamedTuple):
     """One node's row: `iteration_s` predicted once `batch` requests, this one included, decode there."""
 
     node: str
