@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from apps.planning.domain.cost_model import pairs
 from apps.routing.domain.board import best_rows
+from apps.routing.domain.views import CandidateTerms
 from workers.yard.events import PrefillResult
 from workers.yard.foresight import Foresight
 from workers.yard.requests import RequestState, Stage
@@ -138,7 +139,7 @@ def _record(row: dict[str, Any], state: RequestState, drop_code: str | None, t_a
     reused = result.cached_tokens + result.fetched_tokens if result else 0
     return row | {
         "kind": "request",
-        "router_terms": [asdict(terms) for terms in best_rows(state.terms, TERMS_KEPT)],
+        "router_terms": [terms_document(terms) for terms in best_rows(state.terms, TERMS_KEPT)],
         "router_nodes": len(state.terms),
         "router_blind": list(state.blind),
         "branch_kind": state.branch_kind,
@@ -153,6 +154,28 @@ def _record(row: dict[str, Any], state: RequestState, drop_code: str | None, t_a
         "arrived_at": state.arrived_at,
         "timings": _timings(result),
         "story": state.story[-STORY_KEPT:],
+    }
+
+
+def terms_document(terms: CandidateTerms) -> dict[str, Any]:
+    """One row of the router's table as a record holds it."""
+    fetch = terms.fetch
+    return {
+        "node": terms.node,
+        "remaining_s": terms.remaining_s,
+        "queue_s": terms.queue_s,
+        "service_s": terms.service_s,
+        "fetch_s": terms.fetch_s,
+        "fetch_overflow_s": terms.fetch_overflow_s,
+        "duplicate_s": terms.duplicate_s,
+        "total_s": terms.total_s,
+        "cached_tokens": terms.cached_tokens,
+        "fetch_tokens": terms.fetch_tokens,
+        "mode": terms.mode,
+        "fetch": None
+        if fetch is None
+        else {"source_node": fetch.source_node, "from_block": fetch.from_block, "to_block": fetch.to_block},
+        "why_not": terms.why_not,
     }
 
 

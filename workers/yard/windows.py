@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-MAX_SAMPLES = 20_000
+MAX_SAMPLES = 4_000
 
 
 class SampleWindow:
