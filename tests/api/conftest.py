@@ -186,9 +186,12 @@ class Rest:
         return self.client.generic(method.upper(), f"/api/v1{path}", headers=sent, **arguments)
 
     def __call__(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
-        """Status and body, read as JSON."""
+        """Status and body, read by what it says it is: JSON, or text (YAML)."""
         answer = self.answer(method, path, body, **more)
-        return answer.status_code, json.loads(answer.content) if answer.content else None
+        if not answer.content:
+            return answer.status_code, None
+        json_told = answer["Content-Type"].split(";")[0].endswith("json")
+        return answer.status_code, json.loads(answer.content) if json_told else answer.content.decode()
 
 
 @pytest.fixture

@@ -30,10 +30,10 @@ async def test_every_request_tells_how_wrong_its_prediction_was(tmp_path: Path) 
 
 async def test_a_node_whose_events_stop_is_routed_by_load_alone_and_that_is_said(tmp_path: Path) -> None:
     async with world(tmp_path) as yard:
-        await yard.complete(prompt(10, max_tokens=2))
-        await yard.idle()
         kv = yard.serving.yard.kv
         await until(lambda: not yard.serving.yard.blind(yard.serving.clock()))
+        await yard.complete(prompt(10, max_tokens=2))
+        await yard.idle()
         await until(lambda: "n1" in kv.unseen(yard.serving.clock() + 100.0, ["n1"]))  # it sends heartbeats
         kv.reconfigure(type(kv.config)(lease=kv.config.lease, silent_after_s=0.0))  # a heartbeat is now always too old
         response = await yard.complete(prompt(10, max_tokens=2))
