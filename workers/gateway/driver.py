@@ -13,6 +13,7 @@ from workers.gateway.metrics import GatewayMetrics
 from workers.yard import commands, events
 from workers.yard.yard import Yard
 
+ARM_EVERY_S = 0.004
 logger = structlog.get_logger("switchyard.gateway")
 
 
@@ -68,6 +69,7 @@ class YardDriver:
         self._metrics = metrics
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
+        self._arming: asyncio.TimerHandle | None = None
 
     def connect(self, upstream: Calls, nodes: Mapping[str, Node]) -> None:
         """Who makes the calls, and the nodes they go to. Before the first `feed`."""
@@ -78,17 +80,19 @@ class YardDriver:
         now = self.clock()
         began = time.perf_counter()
         answer = self.yard.handle(now, event)
-        self._metrics.cycled(self.yard, time.perf_counter() - began)
+        if any(type(command) is commands.StartPrefill for command in answer):
+            self._metrics.cycled(self.yard, time.perf_counter() - began)
         for command in answer:
             try:
                 self._carry_out(command)
             except Exception:  # the commands after it hold other requests' places
                 logger.exception("a command failed", command=type(command).__name__)
-        self._arm(now)
+        self._arm_soon()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._arming):
+            if timer is not None:
+                timer.cancel()
 
     def _carry_out(self, command: commands.Command) -> None:
         upstream = self._upstream
@@ -121,7 +125,13 @@ class YardDriver:
             self._metrics.recorded(self.yard, command.record)
             self._journal(command.record)
 
-    def _arm(self, now: float) -> None:
+    def _arm_soon(self) -> None:
+        """Deadlines are looked at once for all events of the next milliseconds: none is that exact."""
+        if self._arming is None:
+            self._arming = asyncio.get_running_loop().call_later(ARM_EVERY_S, self._arm)
+
+    def _arm(self) -> None:
+        self._arming = None
         deadline = self.yard.next_deadline()
         if deadline == self._timer_at:
             return
@@ -130,7 +140,8 @@ class YardDriver:
             self._timer = None
         self._timer_at = deadline
         if deadline is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, deadline - now), self._wake)
+            delay_s = max(0.0, deadline - self.clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
 
     def _wake(self) -> None:
         self._timer = self._timer_at = None
@@ -138,4 +149,4 @@ class YardDriver:
             self.feed(events.Tick())
         except Exception:
             logger.exception("the yard failed on a tick")
-            self._arm(self.clock() + 0.1)
+            self._arm_soon()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -24,12 +24,16 @@ ERROR_BUCKETS = (-5.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.
 SECONDS_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 
 
+Labelled = TypeVar("Labelled", Counter, Histogram)
+
+
 class GatewayMetrics:
     """Counts what passes; gauges are read from the yard when somebody scrapes."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._fairness_ids: set[str] = set()
+        self._children: dict[tuple[int, tuple[str, ...]], Any] = {}
         labels = ("fairness_id", "priority", "outcome", "inference_pool", "model_name", "target_model_name")
         self._queue_s = Histogram(
             PREFIX + "request_queue_duration_seconds",
@@ -45,7 +49,6 @@ class GatewayMetrics:
             buckets=CYCLE_BUCKETS,
             registry=self._registry,
         )
-        self._cycle: Histogram | None = None
         self._cycle_s = Histogram(
             PREFIX + "dispatch_cycle_duration_seconds",
             "Time to take one event and dispatch all there is room for, placement included.",
@@ -88,12 +91,19 @@ class GatewayMetrics:
         )
 
     def enqueued(self, yard: Yard, seconds: float) -> None:
-        self._enqueue_s.labels(yard.config.partition).observe(seconds)
+        self._of(self._enqueue_s, yard.config.partition).observe(seconds)
 
     def cycled(self, yard: Yard, seconds: float) -> None:
-        if self._cycle is None:  # once: this is on the path of every event
-            self._cycle = self._cycle_s.labels(yard.config.partition)
-        self._cycle.observe(seconds)
+        """One event that dispatched something."""
+        self._of(self._cycle_s, yard.config.partition).observe(seconds)
+
+    def _of(self, metric: Labelled, *labels: str) -> Labelled:
+        """The metric's child with these labels: looked up once, as this is on the path of every request."""
+        key = (id(metric), labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
 
     def dispatched(self, yard: Yard, command: StartPrefill) -> None:
         if command.attempt == 1:
@@ -104,18 +114,18 @@ class GatewayMetrics:
         """Takes note of a request's telemetry record; other kinds are not counted here."""
         if record["kind"] != "request":
             return
-        self._ended.labels(record["outcome"], record["band"]).inc()
-        self._tokens.labels("output").inc(record["output_tokens"])
+        self._of(self._ended, record["outcome"], record["band"]).inc()
+        self._of(self._tokens, "output").inc(record["output_tokens"])
         if record["computed_tokens"] is not None:
-            self._tokens.labels("computed").inc(record["computed_tokens"])
-            self._tokens.labels("cached").inc(record["cached_tokens"])
+            self._of(self._tokens, "computed").inc(record["computed_tokens"])
+            self._of(self._tokens, "cached").inc(record["cached_tokens"])
         if record["ttft_s"] is not None:
-            self._ttft_s.labels(record["band"]).observe(record["ttft_s"])
+            self._of(self._ttft_s, record["band"]).observe(record["ttft_s"])
             if record["predicted_ttft_s"] is not None:
                 error_s = record["ttft_s"] - record["predicted_ttft_s"]
-                self._ttft_error_s.labels(record["prefill_node"]).observe(error_s)
+                self._of(self._ttft_error_s, record["prefill_node"]).observe(error_s)
         for cause in record["router_blind"]:
-            self._blind.labels(cause).inc()
+            self._of(self._blind, cause).inc()
         outcome = record["flow_outcome"]
         if outcome is not None and record["prefill_node"] is None:
             waited_s = record["e2e_s"] if record["queue_s"] is None else record["queue_s"]
@@ -129,8 +139,8 @@ class GatewayMetrics:
                 flow_id = "other"
             else:
                 self._fairness_ids.add(flow_id)
-        self._requests.labels(outcome.value, priority, pool).inc()
-        self._queue_s.labels(flow_id, priority, outcome.value, pool, model, model).observe(seconds)
+        self._of(self._requests, outcome.value, priority, pool).inc()
+        self._of(self._queue_s, flow_id, priority, outcome.value, pool, model, model).observe(seconds)
 
     def render(self, now: float, yard: Yard) -> bytes:
         """The text of `/metrics`."""

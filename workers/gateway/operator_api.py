@@ -27,7 +27,7 @@ def add_routes(front: Front, gateway: Gateway, token: str) -> None:
 
     def guarded(answer: Answer) -> Handler:
         async def handler(request: Request) -> Response:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not token or not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
                 raise ApiError(401, "This address is for the control plane, which knows the token.", code="bad_token")
             return await answer(request, gateway.ready())

@@ -48,7 +48,7 @@ def authenticate(config: PartitionConfig, headers: Mapping[str, str], now: float
 
     Raises `ApiError` 401 (no or bad key) or 403 (paused tenant).
     """
-    scheme, _, secret = headers.get("Authorization", "").partition(" ")
+    scheme, _, secret = headers.get("authorization", "").partition(" ")
     secret = secret.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
     if not secret:
         raise _unauthorized("You did not provide an API key: send it as 'Authorization: Bearer <key>'.")

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ import structlog
 from workers.gateway.errors import ApiError
 from workers.http.exchange import Exchange
 from workers.http.server import Limits, Server
-from workers.http.wire import encode_headers
+from workers.http.wire import Headers, encode_headers
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 DRAIN_S = 5.0
@@ -31,27 +31,9 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 logger = structlog.get_logger("switchyard.gateway")
 
 
-class HeaderView(Mapping[str, str]):
-    """Headers of a request by name, in any case; the first of several. What is not UTF-8 keeps its bytes as surrogates."""
-
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self._values = dict(reversed(headers))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self._values.get(name.lower().encode("ascii", "replace"))
-        return default if value is None else value.decode("utf-8", "surrogateescape")
-
-    def __getitem__(self, name: str) -> str:
-        value = self.get(name)
-        if value is None:
-            raise KeyError(name)
-        return str(value)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name.decode("latin-1") for name in self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+def header_view(headers: Headers) -> dict[str, str]:
+    """Headers by name in lower case; the first of several. What is not UTF-8 keeps its bytes as surrogates."""
+    return {name.decode("latin-1"): value.decode("utf-8", "surrogateescape") for name, value in reversed(headers)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +57,7 @@ class Request:
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.encode_error: Callable[[ApiError, str], bytes] = _encode_error
-        self.headers = HeaderView(exchange.headers)
+        self.headers = header_view(exchange.headers)
         self.match_info: dict[str, str] = {}
         given = self.headers.get("x-request-id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

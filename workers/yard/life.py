@@ -39,7 +39,8 @@ class RequestLife:
         self._m.outcomes.arrived()
         self._m.fleet.load.arrived_one(now)
         self._m.tell_kv(now, kv_events.RequestSeen(request.request_id, request.branch, request.prompt))
-        held_blocks = max(self._m.kv.held(request.prompt).values(), default=0)
+        state.matches, state.matches_at = self._m.kv.held(request.prompt), now
+        held_blocks = max(state.matches.values(), default=0)
         held_tokens = held_blocks * request.prompt.block_tokens
         state.uncached_estimate_tokens = max(1, request.prompt.tokens - held_tokens)
         state.in_flow = True
@@ -144,7 +145,7 @@ class RequestLife:
 
     def _start_prefill(self, now: float, state: RequestState) -> bool:
         """Sends the prompt (and what was already answered) to the best node; False when there is none."""
-        matches = self._m.kv.held(state.request.prompt)
+        matches = state.matches if state.matches_at == now else self._m.kv.held(state.request.prompt)
         choice = self._m.placement.choose_prefill(
             now, state, matches, self._m.home(state, "prefill"), self._m.kv.unseen
         )
@@ -547,6 +548,8 @@ class RequestLife:
 
     def _report_prediction(self, now: float) -> None:
         self.predicted_at = now
+        if not self._m.config.flow.gated_by_prediction:
+            return
         predicted_s = self._m.placement.predicted_ttft_s(now)
         if predicted_s is not None:
             self._m.tell_flow(now, flow_events.PredictedTtft(predicted_s))

@@ -12,7 +12,7 @@ From every living state a request may also end as failed, cancelled or dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -57,7 +57,7 @@ class RequestState:
     """One living request. Times are the driver's clock; `sent_tokens` output tokens have gone to the client.
 
     `in_flow` says whether flow control still counts it, `holds_prefill` whether its prefill place is still taken: each is
-    given back exactly once. `whole`: the node that prefills it decodes it too, in one call. `broken` counts broken attempts, `avoid` names the nodes they broke on.
+    given back exactly once. `matches`: blocks of the prompt by node, as of `matches_at`. `whole`: the node that prefills it decodes it too, in one call. `broken` counts broken attempts, `avoid` names the nodes they broke on.
     """
 
     request: YardRequest
@@ -83,6 +83,8 @@ class RequestState:
     flow_outcome: Outcome | None = None
     predicted_ttft_s: float | None = None
     expected_cached_tokens: int = 0
+    matches: Mapping[str, int] = field(default_factory=dict)
+    matches_at: float = -1.0
     terms: Sequence[CandidateTerms] = ()
     blind: tuple[str, ...] = ()
     reason: str = ""

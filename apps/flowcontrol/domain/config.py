@@ -96,6 +96,11 @@ class FlowConfig:
     displacement: bool = True
     ceilings: CeilingConfig = CeilingConfig()
 
+    @property
+    def gated_by_prediction(self) -> bool:
+        """Some stage wants to hear of predicted TTFTs."""
+        return "predicted-ttft" in (self.prefill.detector, self.decode.detector)
+
     def band_for(self, name: str, priority: int | None) -> BandConfig:
         """The configured band of this name, else one of its own made from the default template."""
         for band in self.bands:
