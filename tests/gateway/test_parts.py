@@ -51,7 +51,7 @@ def test_text_that_cannot_begin_a_stop_string_is_not_held_back() -> None:
 
 def caller(secret: str) -> Any:
     config = PartitionConfig.parse(document([]))
-    return config, authenticate(config, {"Authorization": f"Bearer {secret}"}, 10.0)
+    return config, authenticate(config, {"authorization": f"Bearer {secret}"}, 10.0)
 
 
 def test_a_trusted_key_chooses_objective_flow_and_deadline() -> None:

@@ -1,5 +1,7 @@
 """Who is calling and what their headers say: API key -> tenant -> objective -> band, and the branch of the request.
 
+Headers come by name in lower case.
+
 `x-llm-d-*` headers (aliases `x-gateway-*`) count only from trusted keys; otherwise the tenant's own values are used.
 Branch ids are kept apart by tenant, so one tenant can neither extend nor end another's branch.
 """
