@@ -17,7 +17,8 @@ from apps.kvcache.domain.eviction import EvictionPolicy, may_evict, rank
 from apps.kvcache.domain.hashing import HASH_BYTES
 from apps.kvcache.domain.segments import common_blocks
 
-_MOST_GONE = 4096
+_MOST_GONE = _MOST_JOINED = 4096
+_MOST_HEIRS = 8
 
 
 class Run:
@@ -70,6 +71,8 @@ class RunIndex:
         # Where the end of an evicted tail lay: (last block that stayed above it, blocks that went). A count sent for a run
         # whose tail just went still reaches the rest.
         self._gone: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
+        # Which run took over the one that ended with this block: counts come a moment after the run has grown.
+        self._joined: OrderedDict[bytes, Run] = OrderedDict()
 
     # ---- finding -------------------------------------------------------------------------------------------------
 
@@ -199,6 +202,8 @@ class RunIndex:
         """Nothing is held any more, whatever counts on it or reads it."""
         self._root.children = {}
         self._ends.clear()
+        self._gone.clear()
+        self._joined.clear()
         self._heap.clear()
         self._queued = self.used_blocks = self.referenced_blocks = 0
 
@@ -212,13 +217,31 @@ class RunIndex:
         found = self._ends.get(block)
         if found is not None or not block:
             return found
+        heir = self._joined.get(block)
+        for _ in range(_MOST_HEIRS):
+            if heir is None or heir.parent is not None:
+                break
+            heir = self._joined.get(heir.hashes[-HASH_BYTES:])
+        if heir is not None and heir.parent is not None:
+            found = self._cut_after(heir, block)
+        return found if found is not None else self._search(block)
+
+    def _search(self, block: bytes) -> Run | None:
         for run in self._runs():
-            at = run.hashes.find(block)
-            while at >= 0 and at % HASH_BYTES:
-                at = run.hashes.find(block, at + 1)
-            if at >= 0:
-                return self._split(run, at // HASH_BYTES + 1)
+            found = self._cut_after(run, block)
+            if found is not None:
+                return found
         return None
+
+    def _cut_after(self, run: Run, block: bytes) -> Run | None:
+        """The part of a run that ends with `block`, if it has that."""
+        at = run.hashes.find(block)
+        while at >= 0 and at % HASH_BYTES:
+            at = run.hashes.find(block, at + 1)
+        if at < 0:
+            return None
+        blocks = at // HASH_BYTES + 1
+        return run if blocks == run.blocks else self._split(run, blocks)
 
     # ---- eviction ------------------------------------------------------------------------------------------------
 
@@ -323,7 +346,11 @@ class RunIndex:
         """`lower` takes over what `upper` has. Used no later than `lower`, it would go right after it."""
         grand = upper.parent
         assert grand is not None
-        del self._ends[upper.hashes[-HASH_BYTES:]]
+        end = upper.hashes[-HASH_BYTES:]
+        del self._ends[end]
+        self._joined[end] = lower
+        if len(self._joined) > _MOST_JOINED:
+            self._joined.popitem(last=False)
         lower.hashes, lower.start, lower.parent = upper.hashes + lower.hashes, upper.start, grand
         grand.children[lower.hashes[:HASH_BYTES]] = lower
         upper.parent = None
