@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from django.contrib.auth.models import Group, User
@@ -172,12 +173,17 @@ def _ensure_nodes(described: clusters.Clusters, cluster: clusters.Cluster, ports
     coefficients = {
         name: int(value) if name in _WHOLE else value for name, value in described.coefficients(cluster).items()
     }
-    for order, (name, phase) in enumerate(cluster.nodes.items()):
-        url = f"http://{cluster.agent_host}:{ports.agents[name]}/nodes/{name}"
-        if name in known:
-            topology.update_node(known[name], SYSTEM, "addresses of this run", url=url)
-            continue
+    directs = cluster.directs()
+    for order, (name, phase) in enumerate(cluster.phases().items()):
+        where: dict[str, Any] = {}
+        if name in directs:
+            where = {"url": directs[name].url, "direct": directs[name].settings()}
+        else:
+            where = {"url": f"http://{cluster.agent_host}:{ports.agents[name]}/nodes/{name}"}
         with _within(f"clusters.{cluster.name}.nodes.{name}"):
+            if name in known:
+                topology.update_node(known[name], SYSTEM, "addresses of this run", **where)
+                continue
             topology.create_node(
                 partition,
                 name,
@@ -186,7 +192,7 @@ def _ensure_nodes(described: clusters.Clusters, cluster: clusters.Cluster, ports
                 order=order,
                 engine=cluster.engine,
                 phase=phase,
-                url=url,
+                **where,
                 hardware_class=cluster.hardware,
                 coefficients=coefficients,
                 decode_limit=cluster.limits.max_decode_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -74,6 +75,58 @@ def http_url(value: str) -> None:
         valid = False
     if not valid or not value.isprintable() or " " in value:
         raise ValidationError("expected an address such as http://127.0.0.1:8200/nodes/name", "not-an-address")
+
+
+_DIRECT_FIELDS = ("bootstrap_port", "token_env", "kv_tokens", "kv_events")
+_KV_EVENT_FIELDS = ("endpoint", "replay", "topic")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OURS = re.compile(r"SWITCHYARD_.*|DATABASE_URL|REDIS_URL|.*PASSWORD.*", re.IGNORECASE)
+_ENDPOINT = re.compile(r"(tcp://[^\s/:]+|tcp://\[[0-9A-Fa-f:]+\]):([0-9]{1,5})|ipc://\S+|inproc://\S+")
+
+
+def direct_settings(value: Any) -> None:
+    """Section `direct` of a node (docs/interfaces.md, section 8): an existing engine, or null for a node with an agent."""
+    if value is None:
+        return
+    _only("", value, _DIRECT_FIELDS)
+    for name, high in (("bootstrap_port", 65535), ("kv_tokens", 10**12)):
+        given = value.get(name)
+        if given is not None and not (_matches(given, "whole number") and 1 <= given <= high):
+            raise ValidationError(f"{name}: expected a whole number from 1 to {high}, or null", "wrong-type")
+    token_env = value.get("token_env")
+    if token_env is not None:
+        if not isinstance(token_env, str) or not _VARIABLE.fullmatch(token_env):
+            raise ValidationError("token_env: expected the name of an environment variable, or null", "wrong-type")
+        if _OURS.fullmatch(token_env):
+            raise ValidationError(f"token_env: {token_env} holds a secret of Switchyard's own", "not-allowed")
+    if value.get("kv_events") is not None:
+        _kv_events(value["kv_events"])
+
+
+def _kv_events(value: Any) -> None:
+    _only("kv_events.", value, _KV_EVENT_FIELDS)
+    if "endpoint" not in value:
+        raise ValidationError("kv_events.endpoint is missing", "missing-field")
+    for name in ("endpoint", "replay"):
+        given = value.get(name)
+        if given is None and name == "replay":
+            continue
+        match = _ENDPOINT.fullmatch(given) if isinstance(given, str) else None
+        if match is None or (match[2] and not 1 <= int(match[2]) <= 65535):
+            raise ValidationError(f"kv_events.{name}: expected an address such as tcp://10.0.0.5:5557", "wrong-type")
+        if name == "replay" and "*" in given:
+            raise ValidationError("kv_events.replay: expected the engine's address, not a wildcard", "wrong-type")
+    topic = value.get("topic")
+    if topic is not None and not isinstance(topic, str):
+        raise ValidationError("kv_events.topic: expected a text", "wrong-type")
+
+
+def _only(place: str, value: Any, names: tuple[str, ...]) -> None:
+    if not isinstance(value, dict):
+        raise ValidationError(f"{place.rstrip('.') or 'direct'}: expected an object", "not-an-object")
+    for name in value:
+        if name not in names:
+            raise ValidationError(f"unknown field {place + str(name)!r}; expected {', '.join(names)}", "unknown-field")
 
 
 def _matches(value: Any, expected: str) -> bool:

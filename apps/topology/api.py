@@ -58,8 +58,41 @@ class PartitionEdit(Edit):
     lease: LeaseIn | None = None
 
 
+class KvEventsIn(Body):
+    """Where an engine's KV events come from: `tcp://*:5557` is bound, `tcp://host:5557` connected to. `replay`: where lost
+    ones can be had again."""
+
+    endpoint: str
+    replay: str | None = None
+    topic: str = ""
+
+
+class DirectIn(Body):
+    """An existing engine. `token_env` names the environment variable (of gateway and planner) with its API key;
+    `kv_tokens` is how much its device holds, where the engine does not tell; `bootstrap_port` an SGLang prefill server's."""
+
+    bootstrap_port: int | None = None
+    token_env: str | None = None
+    kv_tokens: int | None = None
+    kv_events: KvEventsIn | None = None
+
+
+class NodeIn(Reason):
+    """A node that joins. What is left out is as on the partition's first node of the hardware class."""
+
+    name: str
+    url: str
+    engine: Engine
+    phase: Phase
+    direct: DirectIn | None = None
+    hardware_class: str | None = None
+    coefficients: dict[str, Finite] | None = None
+    decode_limit: int | None = None
+
+
 class NodeOut(Schema):
-    """`desired_phase` and `generation` are decided; `observed_*` is what the node's agent last said."""
+    """`desired_phase` and `generation` are decided; `observed_*` is what the node's agent, or the gateway of an existing
+    engine (`direct`), last said."""
 
     name: str
     partition: str
@@ -69,6 +102,7 @@ class NodeOut(Schema):
     hardware_class: str
     coefficients: dict[str, Any]
     decode_limit: int
+    direct: dict[str, Any] | None
     desired_phase: Phase
     generation: int
     draining: bool
@@ -89,6 +123,7 @@ class NodeEditable(Schema):
     url: str
     coefficients: dict[str, Any]
     decode_limit: int
+    direct: dict[str, Any] | None
     desired_phase: Phase
     generation: int
     draining: bool
@@ -96,9 +131,13 @@ class NodeEditable(Schema):
 
 
 class NodeEdit(Edit):
+    """`url` and `direct` (given whole) are the administrators'."""
+
     enabled: bool | None = None
     draining: bool | None = None
     decode_limit: int | None = None
+    url: str | None = None
+    direct: DirectIn | None = None
 
 
 class ConfigurationOut(Schema):
@@ -157,6 +196,16 @@ def edit_partition(request: HttpRequest, response: HttpResponse, partition: str,
 def list_nodes(request: HttpRequest, partition: str, query: Query[PageQuery]) -> Any:
     require(request, "viewer")
     return page(selectors.nodes_of(selectors.partition_named(partition)), query, "order")
+
+
+@router.post("/partitions/{partition}/nodes", response={201: NodeOut})
+def add_node(request: HttpRequest, partition: str, payload: NodeIn) -> Any:
+    """For existing engines, and for agents that somebody else started."""
+    actor = require(request, "administrator")
+    given = {name: value for name, value in payload.dict().items() if value is not None and name != "reason"}
+    name, engine, phase = given.pop("name"), given.pop("engine"), given.pop("phase")
+    row = selectors.partition_named(partition)
+    return 201, services.add_node(row, name, actor, payload.reason, engine=engine, phase=phase, **given)
 
 
 @router.get("/nodes/{name}", response=NodeOut)

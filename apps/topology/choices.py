@@ -29,10 +29,17 @@ class NodeState(TextChoices):
 class Engine(TextChoices):
     REFERENCE = "reference", "Reference (numpy)"
     SIMULATED = "simulated", "Simulated"
+    VLLM = "vllm", "vLLM (existing)"
+    SGLANG = "sglang", "SGLang (existing)"
 
     @property
     def colour(self) -> str:
-        return {"reference": "blue", "simulated": "grey"}[self.value]
+        return {"reference": "blue", "simulated": "grey", "vllm": "violet", "sglang": "green"}[self.value]
+
+    @property
+    def is_direct(self) -> bool:
+        """An existing server, driven by its URL without an agent."""
+        return self in (Engine.VLLM, Engine.SGLANG)
 
 
 class RoutingPolicy(TextChoices):

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from apps.topology.choices import Engine, NodeState, Phase, RoutingPolicy
 from controlplane.audit import audited
-from controlplane.validators import Between, JsonFields, http_url
+from controlplane.validators import Between, JsonFields, direct_settings, http_url
 
 _MODEL = JsonFields(
     name="text",
@@ -73,7 +73,8 @@ class Partition(models.Model):
 
 @audited(*OBSERVED)
 class Node(models.Model):
-    """One engine. `desired_phase` and `generation` are what was decided; `observed_*` what the agent last said."""
+    """One engine. `desired_phase` and `generation` are what was decided; `observed_*` what its agent last said, or the
+    gateway of an existing engine (`direct`)."""
 
     partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="nodes")
     name = models.SlugField(max_length=63, unique=True)
@@ -83,6 +84,12 @@ class Node(models.Model):
     hardware_class = models.CharField(max_length=63)
     coefficients = models.JSONField(validators=[_COEFFICIENTS])
     decode_limit = models.PositiveIntegerField(validators=[Between(1, 100_000)])
+    direct = models.JSONField(
+        null=True,
+        blank=True,
+        validators=[direct_settings],
+        help_text="an existing engine's; null for a node with an agent",
+    )
     desired_phase = models.CharField(max_length=16, choices=Phase.choices)
     generation = models.PositiveBigIntegerField(default=0)
     draining = models.BooleanField(default=False)

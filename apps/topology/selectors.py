@@ -69,6 +69,7 @@ def nodes_section(partition: Partition) -> list[dict[str, Any]]:
             "hardware_class": node.hardware_class,
             "coefficients": node.coefficients,
             "decode_limit": node.decode_limit,
+            "direct": node.direct,
         }
         for node in nodes_of(partition)
     ]

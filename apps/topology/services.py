@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from apps.topology.choices import NodeState, Phase
+from apps.topology.choices import Engine, NodeState, Phase
 from apps.topology.configuration import publish
 from apps.topology.models import Cluster, Node, Partition
 from apps.topology.selectors import serving
@@ -17,7 +17,7 @@ from controlplane.errors import Conflict, InvalidField
 
 _PARTITION_FIELDS = frozenset({"title", "routing_policy", "lease", "gateway_url", "model", "network"})
 _NODE_OPERATOR_FIELDS = frozenset({"enabled", "draining", "decode_limit"})
-_NODE_FIELDS = _NODE_OPERATOR_FIELDS | {"url", "hardware_class", "coefficients"}
+_NODE_FIELDS = _NODE_OPERATOR_FIELDS | {"url", "hardware_class", "coefficients", "direct"}
 
 
 def create_cluster(name: str, actor: Actor, reason: str = "", *, title: str = "") -> Cluster:
@@ -58,11 +58,31 @@ def create_node(
     phase: str,
     **fields: Any,
 ) -> Node:
-    """A node as its agent starts: generation 0. Does not publish; call `configuration.publish` when all of them exist."""
+    """A node as its agent starts: generation 0. Does not publish; call `configuration.publish` when all of them exist.
+
+    Raises InvalidField where the engine and `direct` do not belong together, or the partition's other nodes are of
+    another kind; Conflict for a name or order that is taken.
+    """
     with change(actor, reason, role="administrator"):
         node = Node(partition=partition, name=name, order=order, engine=engine, desired_phase=phase)
         records.apply(node, fields, _NODE_FIELDS)
+        _check_kind(node)
         node.save()
+    return node
+
+
+def add_node(
+    partition: Partition, name: str, actor: Actor, reason: str = "", *, engine: str, phase: str, **fields: Any
+) -> Node:
+    """A node joins a partition that serves; published at once. What is not given is as on the partition's first node of
+    the same hardware class. Raises as `create_node`."""
+    with change(actor, reason, role="administrator"):
+        locked = records.locked(partition)
+        nodes = list(Node.objects.filter(partition=locked).order_by("order"))
+        given = _as_the_others(nodes, fields) | fields
+        order = max((node.order for node in nodes), default=-1) + 1
+        node = create_node(locked, name, actor, reason, order=order, engine=engine, phase=phase, **given)
+        publish(locked, actor, reason or f"node {name} added")
     return node
 
 
@@ -78,6 +98,7 @@ def update_node(node: Node, actor: Actor, reason: str = "", **changes: Any) -> N
         row = records.locked(node)
         was_serving = row.enabled and not row.draining
         if records.apply(row, changes, _NODE_FIELDS):
+            _check_kind(row)
             if was_serving and not (row.enabled and not row.draining):
                 _check_others_serve(row)
             row.save()
@@ -145,6 +166,39 @@ def record_unreachable(node: Node, at: datetime) -> bool:
     """Nobody answers at the node's address; phase and generation stay as last heard."""
     fresh = Node.objects.filter(pk=node.pk).exclude(observed_at__gt=at)
     return bool(fresh.update(observed_state=NodeState.DOWN, observed_at=at))
+
+
+def _as_the_others(nodes: Sequence[Node], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a new node has in common with the first one of its hardware class."""
+    alike = [node for node in nodes if node.hardware_class == fields.get("hardware_class", node.hardware_class)]
+    if alike:
+        first = alike[0]
+        names = ("hardware_class", "coefficients", "decode_limit")
+        return {name: getattr(first, name) for name in names}
+    if not fields.keys() >= {"hardware_class", "coefficients", "decode_limit"}:
+        known = ", ".join(sorted({node.hardware_class for node in nodes})) or "none yet"
+        text = f"no node here is of it (known: {known}); expected coefficients and decode_limit with it"
+        raise InvalidField("hardware_class", text)
+    return {}
+
+
+def _check_kind(node: Node) -> None:
+    """An existing engine is said to be one, and a partition's nodes are all of one kind: KV goes from node to node."""
+    engine = Engine(node.engine)
+    if engine.is_direct and node.direct is None:
+        raise InvalidField("direct", f"expected an object, {{}} at least: {engine.value} is an existing engine")
+    if node.direct is not None and not engine.is_direct:
+        raise InvalidField("direct", f"expected null: engine {engine.value} has an agent")
+    model = node.partition.model
+    if node.direct is None and model["tokenizer"] == "text":
+        raise InvalidField("engine", f"expected vllm or sglang: {node.partition} has no tokenizer, which agents need")
+    if node.direct is not None and node.direct.get("kv_events") is not None and model["tokenizer"] == "text":
+        text = "expected null: they speak of token ids, and this partition's tokenizer is 'text'"
+        raise InvalidField("direct.kv_events", text)
+    for other in Node.objects.filter(partition=node.partition).exclude(pk=node.pk):
+        if (other.engine if other.direct is not None else "") != (engine.value if engine.is_direct else ""):
+            kind = f"existing {Engine(other.engine).value} engines" if other.direct is not None else "agents"
+            raise InvalidField("engine", f"expected as the other nodes of {node.partition}, which are {kind}")
 
 
 def _check_others_serve(node: Node) -> None:

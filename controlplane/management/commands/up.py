@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ class Command(BaseCommand):
             described = clusters.load(options["clusters"])
         except (clusters.ClustersError, OSError) as error:
             raise CommandError(str(error)) from error
+        if missing := clusters.missing_tokens(described, os.environ):
+            raise CommandError("; ".join(missing))
         ports = (
             clusters.free_ports(described)
             if options["free_ports"]
