@@ -152,7 +152,8 @@ CONTENT_SECURITY_POLICY = {
         "object-src": [NONE],
         "base-uri": [SELF],
         "frame-ancestors": [NONE],
-        "form-action": [SELF],
+        # A form that leads to the sign-in provider is redirected there, and browsers hold that against this list.
+        "form-action": [SELF, *filter(None, ["/".join(env.text("SWITCHYARD_OIDC_ISSUER").split("/")[:3])])],
     }
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2_000_000

@@ -24,6 +24,8 @@ from apps.console.views import (
 urlpatterns = [
     path("", shell.home, name="home"),
     path("login/", auth.SignIn.as_view(), name="login"),
+    path("login/oidc/", auth.oidc_begin, name="oidc-begin"),
+    path("login/oidc/back/", auth.oidc_back, name="oidc-back"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("p/<str:partition>/", overview.overview, name="overview"),
     path("p/<str:partition>/history/", shell.history, name="history"),

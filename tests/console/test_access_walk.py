@@ -35,7 +35,7 @@ MAY = {
     "administrator": {"viewer", "tenant", "operator", "administrator"},
     "tenant": {"tenant"},
 }
-OPEN = {"home", "login", "logout"}
+OPEN = {"home", "login", "logout", "oidc-begin", "oidc-back"}
 POST_ONLY = {"pause-tenant"}
 
 
