@@ -69,7 +69,8 @@ def set_priorities(partition: Partition, priorities: Mapping[str, int], actor: A
 
 
 def delete_band(band: Band, actor: Actor, reason: str = "") -> None:
-    """Raises Conflict while an objective leads to it. What is queued in it follows the default band's template."""
+    """Raises Conflict while an objective leads to it. What is queued in it keeps its place and
+    its limits until it has gone, without a guaranteed share."""
     with change(actor, reason, role="operator"):
         lock_partition(band.partition)
         users = sorted(band.objectives.values_list("name", flat=True))

@@ -7,6 +7,7 @@ place in the same step, so any number of requests arriving in one instant never 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, inf
 from typing import Any, Final
 
@@ -62,8 +63,8 @@ class FlowController:
         self._guaranteed: list[Band] = []
         self._gates = Gates()
         self._deadlines = DeadlineQueue()
-        self._empty_deadlines = DeadlineQueue()
         self._empty_since: float | None = -inf
+        self._filled_at = -inf
         self._retry_at = inf
         self._draining = False
         self._predicted_ttft_s: float | None = None
@@ -104,7 +105,7 @@ class FlowController:
 
     def next_deadline(self) -> float | None:
         """When `handle` must be called again even if nothing happens; None while nothing waits with an end."""
-        earliest = min(self._retry_at, self._deadlines.earliest(), self._empty_deadlines.earliest())
+        earliest = min(self._retry_at, self._deadlines.earliest())
         return None if earliest == inf else earliest
 
     def saturation(self, now: float, stage: Stage) -> float:
@@ -232,11 +233,13 @@ class FlowController:
 
     def _on_pool_changed(self, now: float, event: PoolChanged, out: list[Command]) -> None:
         self._gates.pool_changed(event)
-        if not self._gates.empty:
-            self._empty_since = None
-        elif self._empty_since is None:
-            self._empty_since = now
-        self._rewatch_empty_pool()
+        was_empty = self._empty_since is not None
+        if self._gates.empty == was_empty:
+            return
+        self._empty_since = None if was_empty else now
+        if was_empty:
+            self._filled_at = now
+        self._watch_all_deadlines()
 
     def _on_observation(self, now: float, event: NodeReport | PredictedTtft, out: list[Command]) -> None:
         if isinstance(event, PredictedTtft):
@@ -312,10 +315,10 @@ class FlowController:
 
     def _start_waiting(self, now: float, waiting: Waiting) -> None:
         request = waiting.request
-        ttl_s = waiting.band.config.ttl_s or self.config.default_ttl_s or inf
+        waiting.ttl_s = waiting.band.config.ttl_s or self.config.default_ttl_s or inf
         if request.ttl_s is not None:
-            ttl_s = min(ttl_s, request.ttl_s)
-        waiting.deadline_at = now + ttl_s
+            waiting.own_deadline_at = now + request.ttl_s
+        waiting.deadline_at = min(now + waiting.ttl_s, waiting.own_deadline_at)
         self._requests[request.request_id] = waiting
         waiting.band.add(now, waiting)
         self._count_waiting(waiting, 1)
@@ -326,27 +329,29 @@ class FlowController:
         self._waiting_bytes += step * waiting.request.bytes
 
     def _watch_deadline(self, waiting: Waiting) -> None:
-        self._deadlines.watch(waiting.deadline_at, waiting, self._waiting)
-        if self._empty_since is not None:
-            self._empty_deadlines.watch(self._empty_deadline(waiting), waiting, self._waiting)
+        self._deadlines.watch(self._ends_at(waiting), waiting, self._waiting)
 
-    def _empty_deadline(self, waiting: Waiting) -> float:
-        assert self._empty_since is not None
-        return max(waiting.enqueued_at, self._empty_since) + self.config.empty_pool_ttl_s
+    def _ends_at(self, waiting: Waiting) -> float:
+        """When waiting ends as things are. The empty pool's TTL takes the place of the band's while the pool is empty; each
+        change between the two starts afresh, and the longer one bounds the whole. A client's own TTL counts always."""
+        empty_ttl_s = self.config.empty_pool_ttl_s
+        if self._empty_since is None:
+            since, ttl_s = self._filled_at, waiting.ttl_s
+        else:
+            since, ttl_s = self._empty_since, empty_ttl_s
+        longest = waiting.enqueued_at + max(waiting.ttl_s, empty_ttl_s)
+        return min(max(waiting.enqueued_at, since) + ttl_s, longest, waiting.own_deadline_at)
 
-    def _rewatch_empty_pool(self) -> None:
-        stuck = (
-            [w for w in self._requests.values() if w.place is Place.WAITING] if self._empty_since is not None else []
-        )
-        self._empty_deadlines.replace((self._empty_deadline(w), w) for w in stuck)
+    def _watch_all_deadlines(self) -> None:
+        here = [waiting for waiting in self._requests.values() if waiting.place is Place.WAITING]
+        self._deadlines.replace((self._ends_at(waiting), waiting) for waiting in here)
 
     def _expire(self, now: float, at_now_too: bool, out: list[Command]) -> None:
-        for deadlines in (self._empty_deadlines, self._deadlines):
-            while waiting := deadlines.pop_due(now, at_now_too):
-                if self._empty_since is None:
-                    self._evict(now, waiting, Outcome.EVICTED_TTL, "waited as long as it may", out)
-                else:
-                    self._evict(now, waiting, Outcome.EVICTED_NO_ENDPOINTS, NO_ENDPOINTS, out)
+        while waiting := self._deadlines.pop_due(now, at_now_too):
+            if self._empty_since is None:
+                self._evict(now, waiting, Outcome.EVICTED_TTL, "waited as long as it may", out)
+            else:
+                self._evict(now, waiting, Outcome.EVICTED_NO_ENDPOINTS, NO_ENDPOINTS, out)
 
     def _evict(self, now: float, waiting: Waiting, outcome: Outcome, message: str, out: list[Command]) -> None:
         """A waiting request leaves without being dispatched."""
@@ -387,10 +392,10 @@ class FlowController:
                 self._bands[name] = Band(band_config, True)
         for name, band in self._bands.items():
             if name not in configured:
-                band.reconfigure(now, band.config, False)
+                band.reconfigure(now, replace(band.config, min_share=0.0), False)
         self._drop_unused_bands(0)
         self._sort_bands()
-        self._rewatch_empty_pool()
+        self._watch_all_deadlines()
 
     def _new_band(self, request: FlowRequest) -> Band:
         """A band nobody configured, from the default template, so that it never gets another band's treatment."""

@@ -1,4 +1,4 @@
-"""When waiting ends: by each request's own TTL, or sooner while the pool has no node."""
+"""When waiting ends, for all that wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeadlineQueue:
 
     def replace(self, deadlines: Iterable[tuple[float, Waiting]]) -> None:
         """Start again with exactly these."""
-        self._heap = [(at, waiting.order, waiting) for at, waiting in deadlines]
+        self._heap = [(at, waiting.order, waiting) for at, waiting in deadlines if at < inf]
         heapify(self._heap)
 
     def earliest(self) -> float:

@@ -24,9 +24,10 @@ class Place(Enum):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """`order` counts arrivals and is unique; `deadline_at` is when waiting ends (`inf`: never).
+    """`order` counts arrivals and is unique; `deadline_at` is when waiting ends as long as the pool has nodes (`inf`: never).
 
-    `output_tokens` is what it is expected to produce, which is at most what it may.
+    `ttl_s` is what its band lets it wait, `own_deadline_at` the end its client asked for. `output_tokens` is what it is
+    expected to produce, which is at most what it may.
     """
 
     request: FlowRequest
@@ -34,6 +35,8 @@ class Waiting:
     order: int
     enqueued_at: float
     output_tokens: int = 0
+    ttl_s: float = inf
+    own_deadline_at: float = inf
     deadline_at: float = inf
     place: Place = Place.WAITING
     withdrawn: bool = False

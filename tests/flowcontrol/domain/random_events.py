@@ -34,10 +34,13 @@ from apps.flowcontrol.domain.metered_fairness import MAX_HANDICAP_S
 from apps.flowcontrol.domain.ordering import CONTINUE_LEAD_S, UNSTATED_SLO_S
 
 PRIORITIES = (100, 0, -10, -20)
+FEW_SHEDDABLE = (100, 50, 0, -10)
+SHARES = {"b0": 0.3, "b1": 0.15, "b3": 0.05}
+SHARE_SLACK = 2.0
 BANDS = ("b0", "b1", "b2", "b3")
 PREFILL_LIMIT, DECODE_LIMIT, TOKEN_LIMIT = 2, 5, 1000
 BAND_PLACES, ALL_PLACES, ALL_BYTES = 12, 24, 1300
-TTL_S, EMPTY_TTL_S = 20.0, 5.0
+TTL_S, EMPTY_TTL_S, COLD_START_TTL_S = 20.0, 5.0, 45.0
 WEIGHTS = (0.5, 1.0, 3.0)
 MOST_TOKENS = 900
 EPSILON = 1e-6
@@ -64,17 +67,34 @@ class Known:
 
 @dataclass
 class Setting:
-    """What a run is about."""
+    """What a run is about. `few_sheddable`: a global limit is often full of what may not be displaced. `shares`: bands with
+    a guaranteed share. `cold_start`: an empty pool is waited for longer than a full one."""
 
     fairness: str
     ordering: str
     tokens: bool = False
     ceilings: bool = False
     withdrawals: bool = False
+    few_sheddable: bool = False
+    shares: bool = False
+    cold_start: bool = False
+
+    @property
+    def priorities(self) -> tuple[int, ...]:
+        return FEW_SHEDDABLE if self.few_sheddable else PRIORITIES
+
+    @property
+    def empty_ttl_s(self) -> float:
+        return COLD_START_TTL_S if self.cold_start else EMPTY_TTL_S
+
+    def share(self, band: str) -> float:
+        return SHARES.get(band, 0.0) if self.shares else 0.0
 
     def config(self, priorities: list[int]) -> FlowConfig:
         bands = tuple(
-            BandConfig(name, priority, self.fairness, self.ordering, max_requests=BAND_PLACES)
+            BandConfig(
+                name, priority, self.fairness, self.ordering, max_requests=BAND_PLACES, min_share=self.share(name)
+            )
             for name, priority in zip(BANDS, priorities, strict=True)
         )
         mode = "hybrid" if self.tokens else "requests"
@@ -85,7 +105,7 @@ class Setting:
             max_requests=ALL_PLACES,
             max_bytes=ALL_BYTES,
             default_ttl_s=TTL_S,
-            empty_pool_ttl_s=EMPTY_TTL_S,
+            empty_pool_ttl_s=self.empty_ttl_s,
             ceilings=CeilingConfig("priority-holdback" if self.ceilings else "static", 0.4),
         )
 
@@ -102,6 +122,11 @@ class Model:
     counts: Counter = field(default_factory=Counter)
     nodes: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0})
     empty_since: float | None = float("-inf")
+    filled_at: float = float("-inf")
+    owed: dict[str, float] = field(default_factory=dict)
+    """For each band with a share that waits: the dispatches it is owed since it began to wait."""
+    ahead: Counter = field(default_factory=Counter)
+    """By band: dispatches for its share alone, less what accrued since; bounds any stretch of time."""
     passed: dict[str, dict[str, float]] = field(default_factory=dict)
     """For each line that waits, by "band line": the tokens (or requests) others of its band got since it was served."""
 
@@ -136,8 +161,11 @@ class Model:
         assert saturation < self.ceiling(band) + EPSILON, f"{band} dispatched above its ceiling"
         for other, members in self.waiting.items():
             may_go = saturation < self.ceiling(other)
-            assert not (members and may_go and self.priority[other] > self.priority[band]), f"{other} was to go first"
-        known = self.waiting[band].pop(command.request_id)
+            higher = members and may_go and self.priority[other] > self.priority[band]
+            assert not higher or command.reason_code == "min-share", f"{other} was to go first"
+        self._check_shares(command)
+        known = self._leave(band, command.request_id)
+        assert known is not None
         if self.setting.tokens and self.prefill:
             room = TOKEN_LIMIT * self.nodes["prefill"] - self.prefill_tokens()
             assert known.request.uncached_tokens <= room, "more tokens than there is room for"
@@ -146,6 +174,28 @@ class Model:
             self._check_fairness(band, known)
         self.prefill[command.request_id] = known
         self.counts["dispatched"] += 1
+
+    def _leave(self, band: str, request_id: str) -> Known | None:
+        known = self.waiting[band].pop(request_id, None)
+        if not self.waiting[band]:
+            self.owed.pop(band, None)
+        return known
+
+    def _check_shares(self, command: Dispatch) -> None:
+        """No band with a share waits without getting it, and none gets more than it over those above it."""
+        band, by_share = command.band, command.reason_code == "min-share"
+        assert self.setting.share(band) or not by_share, f"{band} has no share"
+        for other in SHARES:
+            share = self.setting.share(other)
+            self.ahead[other] = max(0.0, self.ahead[other] - share)
+            if not self.waiting[other]:
+                continue
+            got = 1.0 if other == band else 0.0
+            self.owed[other] = max(0.0, self.owed.get(other, 0.0) + share - got)
+            assert self.owed[other] <= SHARE_SLACK, f"{other} is owed {self.owed[other]} dispatches"
+        if by_share:
+            self.ahead[band] += 1.0
+            assert self.ahead[band] <= SHARE_SLACK, f"{band} got {self.ahead[band]} dispatches more than its share"
 
     def _check_line(self, band: str, known: Known) -> None:
         mine = (not known.withdrawn, -known.withdrawn if self._fcfs else known.rank, known.rank, known.order)
@@ -182,7 +232,7 @@ class Model:
     def dropped(self, now: float, command: Drop, newcomer: FlowRequest | None) -> None:
         fate = _FATE[command.outcome]
         self.counts[fate] += 1
-        known = self.waiting[command.band].pop(command.request_id, None)
+        known = self._leave(command.band, command.request_id)
         if fate == "rejected":
             assert known is None and newcomer is not None and newcomer.request_id == command.request_id
             self._check_rejected(newcomer, command)
@@ -197,22 +247,37 @@ class Model:
 
     def ends_at(self, known: Known) -> float:
         """When waiting ends; for one that came back after its time that is when it came back."""
-        ends = known.deadline
+        empty_ttl_s = self.setting.empty_ttl_s
         if self.empty_since is not None:
-            ends = min(ends, max(known.at, self.empty_since) + EMPTY_TTL_S)
+            ends = max(known.at, self.empty_since) + empty_ttl_s
+        else:
+            ends = max(known.at, self.filled_at) + TTL_S
+        ends = min(ends, known.at + max(TTL_S, empty_ttl_s))
+        if known.request.ttl_s is not None:
+            ends = min(ends, known.at + known.request.ttl_s)
         return max(ends, known.back_at)
 
     def _check_rejected(self, request: FlowRequest, command: Drop) -> None:
-        members = self.waiting[request.band]
-        everybody = [w for band in self.waiting.values() for w in band.values()]
-        full = len(members) >= BAND_PLACES or len(everybody) >= ALL_PLACES
-        full = full or sum(w.request.bytes for w in everybody) + request.bytes > ALL_BYTES
-        assert full, f"there was room for {request.request_id}"
+        places, size = self._too_many(request)
+        lower = [w.request for band in BANDS if self._gives_way(band, request) for w in self.waiting[band].values()]
+        full = len(lower) < places or sum(r.bytes for r in lower) < size
+        assert len(self.waiting[request.band]) >= BAND_PLACES or full, f"there was room for {request.request_id}"
         assert command.retry_after_s is not None and 1 <= command.retry_after_s <= 30
+
+    def _too_many(self, request: FlowRequest) -> tuple[int, int]:
+        """How many places and bytes are missing for this request beside all that wait."""
+        others = [w.request for band in self.waiting.values() for w in band.values() if w.request is not request]
+        return len(others) + 1 - ALL_PLACES, sum(r.bytes for r in others) + request.bytes - ALL_BYTES
+
+    def _gives_way(self, band: str, request: FlowRequest) -> bool:
+        return self.priority[band] < min(0, self.priority[request.band])
 
     def _check_displaced(self, band: str, known: Known, newcomer: FlowRequest) -> None:
         assert self.priority[band] < 0, "only sheddable bands give way"
-        assert self.priority[band] < self.priority[newcomer.band], "only to a higher band"
+        assert self._gives_way(band, newcomer), "only to a higher band"
+        places, size = self._too_many(newcomer)
+        assert places + 1 > 0 or size + known.request.bytes > 0, "nobody gives way while there is room"
+        assert newcomer.request_id in self.waiting[newcomer.band], "nobody gives way to one who is refused"
         rest = self.waiting[band].values()
         worth = (not known.request.starts_branch, bool(known.withdrawn))
         for w in rest:
@@ -237,7 +302,7 @@ class Run:
     def __init__(self, seed: int, setting: Setting) -> None:
         self.rng = random.Random(f"{seed} {setting}")
         self.setting = setting
-        priorities = self.rng.sample(PRIORITIES, 4)
+        priorities = self.rng.sample(setting.priorities, 4)
         self.model = Model(setting, dict(zip(BANDS, priorities, strict=True)))
         self.controller = FlowController(setting.config(priorities))
         self.now = 0.0
@@ -302,7 +367,7 @@ class Run:
             stage = rng.choice(("prefill", "decode"))
             self._pool(stage, rng.choice((0, 1, 1, 2, 2, 3)))
         elif draw < 0.97:
-            priorities = rng.sample(PRIORITIES, 4)
+            priorities = rng.sample(self.setting.priorities, 4)
             model.priority = dict(zip(BANDS, priorities, strict=True))
             self._send(Reconfigure(self.setting.config(priorities)))
         else:
@@ -379,15 +444,18 @@ class Run:
         model.nodes[stage] = nodes
         empty = not all(model.nodes.values())
         if not empty:
+            if model.empty_since is not None:
+                model.filled_at = self.now
             model.empty_since = None
         elif model.empty_since is None:
             model.empty_since = self.now
         self._send(PoolChanged(stage, nodes))
 
 
+VARIANTS = ("", "tokens", "ceilings", "withdrawals", "few_sheddable", "shares", "cold_start")
 SETTINGS = [
-    Setting(fairness, ordering, **variant)
-    for variant in ({}, {"tokens": True}, {"ceilings": True}, {"withdrawals": True})
+    Setting(fairness, ordering, **({variant: True} if variant else {}))
+    for variant in VARIANTS
     for fairness in FAIRNESS_POLICIES
     for ordering in ORDERING_POLICIES
 ]

@@ -312,6 +312,49 @@ def test_a_pool_that_comes_back_serves_who_still_waits(make_cluster):
     assert cluster.controller.next_deadline() is None
 
 
+def test_an_empty_pool_may_be_waited_for_longer_than_a_full_one(make_cluster):
+    cluster = make_cluster(answer_s=None, limit=1, nodes=0, default_ttl_s=10.0, empty_pool_ttl_s=300.0)
+    cluster.enqueue("a", "b", "c")
+    cluster.enqueue("own", ttl_s=20.0)
+    cluster.run(until=100.0)
+    assert [(when, drop.request_id, drop.outcome) for when, drop in cluster.drops] == [
+        (20.0, "own", "EvictedNoEndpoints")
+    ]
+    cluster.now = 100.0
+    for stage in ("prefill", "decode"):
+        cluster.send(PoolChanged(stage, 1))
+    assert cluster.order == ["a"]
+    cluster.run()
+    assert [(when, drop.request_id, drop.outcome) for when, drop in cluster.drops[1:]] == [
+        (110.0, "b", "EvictedTTL"),
+        (110.0, "c", "EvictedTTL"),
+    ]
+
+
+def test_a_pool_that_comes_and_goes_is_not_waited_for_longer_than_either_time(make_cluster):
+    cluster = make_cluster(answer_s=None, limit=1, nodes=0, default_ttl_s=60.0, empty_pool_ttl_s=30.0)
+    cluster.enqueue("a", "b")
+    for when in range(20, 200, 20):
+        cluster.run(until=float(when))
+        cluster.now = float(when)
+        for stage in ("prefill", "decode"):
+            cluster.send(PoolChanged(stage, when // 20 % 2))
+    assert [(when, drop.request_id) for when, drop in cluster.drops] == [(60.0, "b")]
+
+
+def test_what_waits_in_a_removed_band_keeps_its_place_but_no_guaranteed_share(make_cluster):
+    cluster = make_cluster(
+        answer_s=None, limit=1, bands=(BandConfig("old", -10, min_share=0.9), BandConfig("new", 100))
+    )
+    cluster.enqueue("running", band="new")
+    cluster.enqueue(*names("old", 3), band="old")
+    cluster.reconfigure(flow_config(limit=1, bands=(BandConfig("new", 100),)))
+    cluster.enqueue(*names("new", 3), band="new")
+    for _ in range(6):
+        cluster.release(cluster.order[-1])
+    assert cluster.order == ["running", *names("new", 3), *names("old", 3)]
+
+
 def test_with_an_empty_pool_ttl_of_zero_arrivals_are_refused_at_once(make_cluster):
     cluster = make_cluster(nodes=0, empty_pool_ttl_s=0.0)
     cluster.enqueue("a")
