@@ -24,8 +24,6 @@ BLOCK_TOKENS = 256
 REQUESTS_TARGET = 15_000
 WALL_TARGET_S = 600.0
 MEMORY_TARGET_GIB = 4.0
-# Dynamo 1.6.1's native replay of nine nodes, measured once on a machine like this.
-NATIVE_REPLAY = 755.0
 
 
 def nine_nodes(agents: int, warm_up_s: float, timed_s: float, profile: bool) -> float:
@@ -74,7 +72,6 @@ def main(arguments: list[str] | None = None) -> int:
             rate,
             "requests/CPU s",
             target=REQUESTS_TARGET,
-            baseline=NATIVE_REPLAY,
         )
     ]
     if options.scale > 0:
@@ -92,10 +89,13 @@ def _large(scale: float) -> list[bool | None]:
     wall_s = (perf_counter() - began) / scale
     own_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     gib = (result.memory_mib + own_mib) / 1024
+    part = "" if scale == 1.0 else f" (from {scale:g} of them)"
+    grown = None if scale < 1.0 else MEMORY_TARGET_GIB
     return [
-        report("768 nodes, 3 h, 8 partitions: requests", result.requests / scale, "requests", target=5_000_000),
-        report("768 nodes, 3 h: wall time", wall_s, "s", target=WALL_TARGET_S, aim="at_most"),
-        report("768 nodes, 3 h: memory", gib, "GiB", target=MEMORY_TARGET_GIB, aim="at_most"),
+        report(f"768 nodes, 3 h{part}: requests", result.requests / scale, "requests", target=5_000_000),
+        report(f"768 nodes, 3 h{part}: wall time", wall_s, "s", target=WALL_TARGET_S, aim="at_most"),
+        # Pools go on filling: the memory of a part says nothing of the whole.
+        report(f"768 nodes, 3 h{part}: memory", gib, "GiB", target=grown, aim="at_most"),
     ]
 
 
