@@ -26,7 +26,7 @@ from tools.smoke import MODEL, Operator, running_yard, say
 
 CLIENTS = 12
 LEARN_S = 150.0
-SWITCH_WITHIN_S = 240.0
+SWITCH_WITHIN_S = 420.0
 SETTLE_S = 10.0
 MEASURE_S = 45.0
 WORDS = [

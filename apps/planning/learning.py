@@ -34,12 +34,15 @@ from apps.topology.selectors import nodes_of
 from controlplane.actors import PLANNER
 
 FIRST_MINUTE_S = 60.0
+BOOT_LOOKBACK_S = 600.0
 FIT_HISTORY_S = 3600.0
 # Batches beyond the fitted range by this factor, in this many windows of the last five minutes, ask for a wider fit.
 WIDER_FACTOR = 1.25
 WIDER_ROWS = 10
 WIDER_S = 300.0
 RESIDUALS_KEPT = 240
+# So many windows of a phase tell how much slower it has become; to tell its coefficients apart takes more.
+LEVEL_ROWS = 5
 
 
 # -- learning --------------------------------------------------------------------------------------------------------
@@ -58,6 +61,8 @@ def refit(partition: Partition, now: float, older_than: datetime | None = None) 
         why = None
         if fit is not None:
             why = _outgrown(partition, fit, nodes, now)
+            if why is None and fit.summary.get("provisional"):
+                why = "it was only corrected in its level"
             if why is None and older_than is not None and fit.created_at < older_than:
                 why = "a warm-up has measured it anew"
             if why is None:
@@ -103,7 +108,9 @@ def fit_windows(partition: Partition, nodes: Sequence[Node], since: float) -> li
             "t0", "node"
         )
     )
-    boots = CostWindow.objects.filter(partition=partition, node__in=names).values("node", "boot_id")
+    # A boot whose rows go back further than this is past its first minute anyway.
+    lately = CostWindow.objects.filter(partition=partition, node__in=names, t0__gte=since - BOOT_LOOKBACK_S)
+    boots = lately.values("node", "boot_id")
     first_seen = {(boot["node"], boot["boot_id"]): boot["first"] for boot in boots.annotate(first=Min("t0")).order_by()}
     return [
         fitting.FitWindow(
@@ -251,7 +258,11 @@ def problems(partition: Partition) -> dict[str, str]:
 
 
 def watch_drift(partition: Partition, now: float) -> list[FittedModel]:
-    """Compare every new window with the fits in use; retires, and returns, those that reality has left."""
+    """Compare every new window with the fits in use; retires, and returns, those that reality has left.
+
+    In the place of a retired one comes the same fit with its level corrected, if that describes the newest windows well
+    enough to plan with; the next `refit` replaces it.
+    """
     retired = []
     classes = nodes_by_class(partition)
     for hardware_class, fit in accepted_fits(partition).items():
@@ -270,6 +281,7 @@ def watch_drift(partition: Partition, now: float) -> list[FittedModel]:
         fit.save(update_fields=["drift"])
         if alarm is not None:
             _retire(fit, now, alarm.reason, alarm.since)
+            _correct_level(fit, nodes, now, alarm)
             orders.tell(partition.name, "fit", hardware_class=hardware_class, state=fit.state, warnings=[alarm.reason])
             retired.append(fit)
     if retired:
@@ -277,18 +289,55 @@ def watch_drift(partition: Partition, now: float) -> list[FittedModel]:
     return retired
 
 
+def _correct_level(fit: FittedModel, nodes: Sequence[Node], now: float, alarm: drifting.Alarm) -> FittedModel | None:
+    """A slower or faster copy of a drifted fit; None when more than the level has changed, or too little was measured."""
+    by_name = {node.name: node for node in nodes}
+    windows = fit_windows(fit.partition, nodes, alarm.since)
+    levels = {}
+    for phase in ("prefill", "decode"):
+        values = [slowness for _, slowness in _slowness(fit, by_name, windows, (phase,))]
+        if len(values) < LEVEL_ROWS:
+            # Nothing says that this phase has changed: it keeps its level.
+            levels[phase] = drifting.Level(1.0, float(getattr(fit, f"{phase}_error_ratio")), len(values))
+        else:
+            levels[phase] = drifting.level(values)
+    if max(found.error_ratio for found in levels.values()) > fitting.REFUSE_ERROR_RATIO:
+        return None
+    prefill, decode = levels["prefill"], levels["decode"]
+    said = f"{alarm.reason}; corrected in its level (prefill x{prefill.ratio:.2f}, decode x{decode.ratio:.2f})"
+    copied = ("prefill_rows", "decode_rows", "prefill_condition", "decode_condition", "batch_low", "batch_high")
+    return FittedModel.objects.create(
+        partition=fit.partition,
+        hardware_class=fit.hardware_class,
+        state=FitState.ACCEPTED,
+        prefill={name: value * prefill.ratio for name, value in fit.prefill.items()},
+        decode={name: value * decode.ratio for name, value in fit.decode.items()},
+        prefill_error_ratio=prefill.error_ratio,
+        decode_error_ratio=decode.error_ratio,
+        warnings=[f"{said} until it is learned anew"],
+        summary={**fit.summary, "provisional": True},
+        residuals=fit.residuals,
+        drift=asdict(Drift(seen_until=max(window.t0 for window in windows))),
+        created_at=datetime.fromtimestamp(now, UTC),
+        **{name: getattr(fit, name) for name in copied},
+    )
+
+
 def _slowness(
-    fit: FittedModel, nodes: Mapping[str, Node], windows: Iterable[fitting.FitWindow]
+    fit: FittedModel,
+    nodes: Mapping[str, Node],
+    windows: Iterable[fitting.FitWindow],
+    phases: Sequence[str] = ("prefill", "decode"),
 ) -> Iterable[tuple[float, float]]:
     """`(t0, measured/predicted)` of each window; both phases of a collocated node count together."""
     models = {name: learned(node, fit) for name, node in nodes.items()}
     for window in windows:
         prefill, decode = models[window.node]
         measured_s = predicted_s = 0.0
-        if window.busy_prefill_s >= fitting.MIN_BUSY_S and _prefill_within(fit, window):
+        if "prefill" in phases and window.busy_prefill_s >= fitting.MIN_BUSY_S and _prefill_within(fit, window):
             measured_s += window.busy_prefill_s
             predicted_s += prefill_work_s(prefill, window.t_uc, window.pairs, window.t_rst, window.prefill_iterations)
-        if window.busy_decode_s >= fitting.MIN_BUSY_S and _decode_within(fit, window):
+        if "decode" in phases and window.busy_decode_s >= fitting.MIN_BUSY_S and _decode_within(fit, window):
             measured_s += window.busy_decode_s
             predicted_s += sum(count * decode_iteration_s(decode, batch) for batch, count in window.batch_counts)
         if measured_s > 0 and predicted_s > 0:

@@ -34,7 +34,7 @@ from apps.planning.domain.phase_machine import (
 )
 from apps.planning.models import Decision, Proposal, SwitchOrder, SwitchStep
 from apps.planning.selectors import desired_split, policy_of
-from apps.topology.choices import NodeState, Phase
+from apps.topology.choices import Engine, NodeState, Phase
 from apps.topology.configuration import publish, send_live_event
 from apps.topology.models import Node, Partition
 from controlplane import records
@@ -84,6 +84,7 @@ def place(
     ]
     if not moves:
         return None
+    _check_engines(moves)
     if moving_order(partition) is not None:
         raise Conflict(
             f"a switch of {partition.name} is under way; wait until it is done or roll it back", "switch-running"
@@ -222,7 +223,24 @@ def tell(partition_name: str, kind: str, **data: Any) -> None:
 
 
 def _facts_of(node: Node) -> NodeFacts:
-    return NodeFacts(node.desired_phase, node.generation, node.enabled and node.observed_state != NodeState.DOWN)
+    serving = node.enabled and node.observed_state != NodeState.DOWN
+    return NodeFacts(node.desired_phase, node.generation, serving, _by_routing(node))
+
+
+def _by_routing(node: Node) -> bool:
+    """A vLLM server is told its part with each request."""
+    return node.engine == Engine.VLLM
+
+
+def _check_engines(moves: Sequence[tuple[Node, str]]) -> None:
+    """Raises Conflict for a change of phase that an existing engine cannot make while it runs."""
+    for node, phase in moves:
+        if node.engine == Engine.SGLANG and Phase.MIXED in (phase, node.desired_phase):
+            raise Conflict(
+                f"{node.name} cannot go from {node.desired_phase} to {phase}: a running SGLang server changes between "
+                "prefill and decode only; restart it in the other mode",
+                "engine-cannot-switch",
+            )
 
 
 def _seconds(moment: datetime | None) -> float | None:
@@ -288,7 +306,8 @@ def _apply(partition: Partition, nodes: dict[str, Node], commands: list[Any], ac
         match command:
             case TakeNode(name, phase, generation):
                 node = nodes[name]
-                node.desired_phase, node.generation, node.draining = phase, generation, True
+                node.desired_phase, node.generation = phase, generation
+                node.draining = not _by_routing(node)
                 touched.add(name)
             case ReleaseNode(name):
                 nodes[name].draining = False

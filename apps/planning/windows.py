@@ -45,13 +45,16 @@ def tick(partition: Partition, now: float, live: Mapping[str, Any] | None = None
         partition = records.locked(partition)
         memory, policy = memory_of(partition), planner_policy(partition)
         warming_up = running_warm_up(partition) is not None
-        if loop.slices_due(now, memory, policy):
+        closes = loop.slices_due(now, memory, policy)
+        if closes:
             learning.watch_drift(partition, now)
         if loop.window_due(now, memory, policy) is not None and not warming_up:
             learning.refit(partition, now)
         state = planner_state(partition, now, live)
         since = loop.measured_since(now, memory, state)
-        memory, outcomes = loop.tick(now, memory, state, measured(partition, since, now))
+        pauses = thinks(partition, since, now) if closes else []
+        seen = loop.Measured(load_pieces(partition, since, now), pauses)
+        memory, outcomes = loop.tick(now, memory, state, seen)
         said = [warmups.step(partition, now, state, memory.slices)]
         for outcome in outcomes:
             match outcome:
@@ -97,11 +100,6 @@ def view_of(row: Slice) -> SliceView:
 
 
 # -- what was measured -----------------------------------------------------------------------------------------------
-
-
-def measured(partition: Partition, since: float, now: float) -> loop.Measured:
-    """The load and the agents' pauses that ended in `[since, now)`."""
-    return loop.Measured(load_pieces(partition, since, now), thinks(partition, since, now))
 
 
 def load_pieces(partition: Partition, start: float, end: float) -> list[LoadPiece]:

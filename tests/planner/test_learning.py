@@ -23,7 +23,7 @@ def published(partition):
     return {node["name"]: node for node in configuration.latest(partition).document["nodes"]}
 
 
-def test_the_router_is_told_the_learned_coefficients_and_the_configured_ones_again_after_drift(partition):
+def test_the_router_is_told_the_learned_coefficients_and_their_new_level_after_drift(partition):
     measure(partition, START, END, slower=1.3)
     load(partition)
     run(partition)
@@ -33,7 +33,7 @@ def test_the_router_is_told_the_learned_coefficients_and_the_configured_ones_aga
     assert Node.objects.get(name="gb300-1").coefficients["c1"] == COEFFICIENTS["c1"], "what people configured stays"
     measure(partition, END, END + 120, slower=3.0)
     assert learning.watch_drift(partition, END + 120)
-    assert published(partition)["gb300-1"]["coefficients"]["c1"] == COEFFICIENTS["c1"]
+    assert published(partition)["gb300-1"]["coefficients"]["c1"] == pytest.approx(3 * COEFFICIENTS["c1"], rel=0.1)
 
 
 def test_a_fit_is_stored_with_what_it_was_learned_from(partition):
@@ -49,12 +49,29 @@ def test_a_fit_is_stored_with_what_it_was_learned_from(partition):
     assert isinstance(held_out, bool)
 
 
-def test_between_drift_and_the_next_fit_nothing_is_planned(partition):
+def test_a_drifted_fit_goes_on_with_its_level_corrected_until_it_is_learned_anew(partition):
+    measure(partition, START, END)
+    (first,) = learning.refit(partition, END)
+    measure(partition, END, END + 120, slower=1.6)
+    assert learning.watch_drift(partition, END + 120) == [first]
+    corrected = FittedModel.objects.get(state="accepted")
+    assert corrected.prefill["c1"] == pytest.approx(1.6 * first.prefill["c1"], rel=0.05)
+    assert corrected.decode["d1"] == pytest.approx(1.6 * first.decode["d1"], rel=0.05)
+    assert corrected.prefill_error_ratio < 0.05
+    assert "corrected in its level" in corrected.warnings[0]
+    assert learning.problems(partition) == {}
+    (anew,) = learning.refit(partition, END + 120)
+    assert "provisional" not in anew.summary
+    corrected.refresh_from_db()
+    assert (corrected.state, corrected.retired_reason) == ("retired", "it was only corrected in its level")
+
+
+def test_when_more_than_the_level_has_changed_nothing_is_planned_until_the_next_fit(partition):
     PlannerPolicy.objects.update(mode="advisory")
     measure(partition, START, END)
     load(partition)
     run(partition)
-    measure(partition, END, END + 60, slower=2.0)
+    measure(partition, END, END + 60, slower=2.0, noise=0.4)
     assert learning.watch_drift(partition, END + 60)
     state = windows.planner_state(partition, END + 60)
     assert {node.fit_problem for node in state.nodes} == {"has drifted and is learned anew"}

@@ -9,6 +9,7 @@ import pytest
 from apps.planning import orders, services
 from apps.planning.domain.phase_machine import Tick
 from apps.planning.models import SwitchOrder
+from apps.planning.selectors import order_document
 from apps.topology import configuration
 from apps.topology.models import Node
 from controlplane import redis_client as redis_keys
@@ -35,6 +36,15 @@ def test_an_idle_node_switches_within_the_target_of_seven_tenths_of_a_second(par
     assert (node.observed_phase, node.observed_generation) == ("prefill", 1)
     published = configuration.latest(partition).document["nodes"][2]
     assert (published["phase"], published["draining"]) == ("prefill", False)
+
+
+def test_each_step_tells_when_it_was_pushed_accepted_and_over(partition, yard):
+    order = force(partition)
+    tasks.drive_switch(order.pk)
+    (step,) = order_document(SwitchOrder.objects.get(pk=order.pk))["steps"]
+    assert step["accepted"]
+    assert step["began_at"] <= step["pushed_at"] <= step["finished_at"]
+    assert 0 < step["drain_s"] <= step["switch_s"] < 5
 
 
 def test_driving_a_finished_order_again_changes_nothing(partition, yard):

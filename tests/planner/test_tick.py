@@ -151,6 +151,11 @@ def test_a_switch_after_which_people_wait_is_undone_in_spite_of_the_cooldown(par
     undo = SwitchOrder.objects.get(cause="watch")
     assert (undo.rolls_back, undo.to_prefill) == (order, order.from_prefill)
     assert "over 10.0 s" in undo.reason
+    decision = Decision.objects.get(rule="watch")
+    assert undo.decision == decision
+    assert (decision.verdict, decision.action, decision.chosen_prefill) == ("switch", "ordered", order.from_prefill)
+    assert decision.reason.startswith(f"order {order.pk} is undone: P95 prefill wait was 30.0 s")
+    assert decision.detail["undoes"] == order.pk and decision.detail["state"]["nodes"]
     assert tasks.tick(partition.name, now=END + 54) == "nothing to decide"
 
 

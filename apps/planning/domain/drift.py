@@ -7,9 +7,10 @@ alone: they do not move a split, and a refit costs the planner its model for som
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from statistics import median
 
 TOLERATED_RATIO = 0.05
 SLACK_DEVIATIONS = 0.5
@@ -49,6 +50,21 @@ class Alarm:
     def reason(self) -> str:
         word = "slower" if self.ratio > 1 else "faster"
         return f"nodes run about {abs(self.ratio - 1):.0%} {word} than the model says, over {self.rows} windows"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How a phase now runs against its fit: all coefficients times `ratio` leave a mean error of `error_ratio`."""
+
+    ratio: float
+    error_ratio: float
+    rows: int
+
+
+def level(slowness: Sequence[float]) -> Level:
+    """The level of these windows' measured/predicted: their median, and what scatter remains about it. Needs one at least."""
+    ratio = median(slowness)
+    return Level(ratio, sum(abs(ratio / value - 1) for value in slowness) / len(slowness), len(slowness))
 
 
 def watch(drift: Drift, windows: Iterable[tuple[float, float]], deviation: float) -> tuple[Drift, Alarm | None]:

@@ -12,7 +12,7 @@ delivered twice: an answer under another generation than the move's is old news 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 OrderState = Literal["ordered", "draining", "switching", "cooling", "done", "failed", "rolled-back"]
@@ -67,11 +67,16 @@ class OrderPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as stored: desired phase, generation, and whether it serves (enabled and not known to be down)."""
+    """A node as stored: desired phase, generation, and whether it serves (enabled and not known to be down).
+
+    `by_routing`: its switch is routing alone. It serves the new phase from the publication on while its old work goes on,
+    so it needs no draining, and nodes may even swap.
+    """
 
     phase: str
     generation: int
     serving: bool = True
+    by_routing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +224,7 @@ class PhaseMachine:
                     move.state, move.reason = "cancelled", "an earlier move of this order failed"
             return commands
         for move in self.plan.moves:
-            if move.state == "waiting" and self._leaves_its_phase_served(move):
+            if move.state == "waiting" and (self.nodes[move.node].by_routing or self._leaves_its_phase_served(move)):
                 commands += self._transition_waiting_draining(now, move)
         self._fail_moves_that_never_become_safe(now)
         return commands
@@ -250,7 +255,7 @@ class PhaseMachine:
         facts = self.nodes[move.node]
         move.generation = max(facts.generation, move.generation) + 1
         move.reason = reason
-        self.nodes[move.node] = NodeFacts(move.to_phase, move.generation, facts.serving)
+        self.nodes[move.node] = replace(facts, phase=move.to_phase, generation=move.generation)
         return [TakeNode(move.node, move.to_phase, move.generation), Publish(reason)]
 
     def _transition_draining_switching(self, now: float, move: MovePlan, reason: str) -> None:
@@ -267,7 +272,7 @@ class PhaseMachine:
         move.generation += 1
         move.state, move.finished_at, move.reason = "failed", now, reason
         facts = self.nodes[move.node]
-        self.nodes[move.node] = NodeFacts(back, move.generation, facts.serving)
+        self.nodes[move.node] = replace(facts, phase=back, generation=move.generation)
         return [
             TakeNode(move.node, back, move.generation),
             ReleaseNode(move.node),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from apps.planning.domain.drift import Drift, watch
+from apps.planning.domain.drift import Drift, level, watch
 
 
 def rows(count, slowness=1.0, noise=0.03, start=0.0, seed=1):
@@ -44,3 +44,10 @@ def test_counting_goes_on_where_it_stopped():
     together = watch(Drift(), rows(60, 1.1), 0.03)
     first, _ = watch(Drift(), rows(60, 1.1)[:7], 0.03)
     assert watch(first, rows(60, 1.1)[7:], 0.03) == together
+
+
+def test_the_level_is_the_median_and_says_what_scatter_remains():
+    found = level([1.5, 1.5, 1.5, 1.5, 30.0])
+    assert (found.ratio, found.rows) == (1.5, 5)
+    assert found.error_ratio == pytest.approx(0.95 / 5)
+    assert level([slowness for _, slowness in rows(400, 1.3)]).error_ratio == pytest.approx(0.024, abs=0.004)
