@@ -33,7 +33,8 @@ class BadLoad(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """`kv_tokens`: how many tokens the device holds in all (0: not said). `prefill_*`: totals since the engine's start."""
+    """`kv_tokens`: how many tokens the device holds in all (0: not said). `prefill_*` and `decode_*`: totals since the
+    engine's start; `decode_requests` is the sum of all steps' batch sizes. None where the engine does not tell."""
 
     running: int
     waiting: int
@@ -43,6 +44,9 @@ class EngineLoad:
     waiting_tokens: int = 0
     prefill_uncached_tokens: float | None = None
     prefill_busy_s: float | None = None
+    decode_steps: float | None = None
+    decode_requests: float | None = None
+    decode_busy_s: float | None = None
 
 
 def from_metrics(kind: str, text: bytes) -> EngineLoad:
@@ -75,13 +79,22 @@ def from_loads(text: bytes) -> EngineLoad:
             waiting_tokens=sum(int(rank.get("num_waiting_uncached_tokens", 0)) for rank in ranks),
             prefill_uncached_tokens=_total(ranks, "total_prefill_uncached_tokens", 1.0),
             prefill_busy_s=_total(ranks, "total_prefill_busy_us", 1e-6),
+            decode_steps=_moment(ranks, 0, 1.0),
+            decode_requests=_moment(ranks, 1, 1.0),
+            decode_busy_s=_moment(ranks, 2, 1e-6),
         )
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadLoad(f"/v1/loads is not in the expected form: {error}") from None
 
 
 def _total(ranks: list[dict[str, Any]], name: str, scale: float) -> float | None:
     values = [float(rank[name]) for rank in ranks if name in rank]
+    return sum(values) * scale if values else None
+
+
+def _moment(ranks: list[dict[str, Any]], index: int, scale: float) -> float | None:
+    """One of `decode_moments`: steps, sum of batch sizes, sum of step times in microseconds, ..."""
+    values = [float(rank["decode_moments"][index]) for rank in ranks if rank.get("decode_moments")]
     return sum(values) * scale if values else None
 
 

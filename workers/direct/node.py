@@ -11,12 +11,14 @@ import msgspec
 import structlog
 
 from apps.kvcache.domain.events import BlocksRemoved, BlocksStored, NodeCleared
+from apps.kvcache.domain.hashing import HASH_BYTES
 from apps.kvcache.domain.machine import StreamEvent
 from workers.direct.assumed import AssumedCache
 from workers.direct.kv_events import Event
 from workers.direct.kv_link import KvLink
 from workers.direct.kv_translation import KvTranslation, OurEvent, OurStored
 from workers.direct.loads import BadLoad, EngineLoad, from_loads, from_metrics
+from workers.direct.work import Work
 from workers.http.client import CallError, Client, Origin
 from workers.http.fetch import Answer, fetch
 from workers.yard import events
@@ -65,6 +67,8 @@ class DirectNode:
         self._headers = _headers(self.direct.token_env)
         self._seq = 0
         self._load = EngineLoad(0, 0, 0.0)
+        self._heard = False
+        self._work = Work()
         self._role: str | None = None
         self._started = self._started_seen = ""
         self._translation = KvTranslation(root, model.block_tokens)
@@ -88,7 +92,10 @@ class DirectNode:
 
     def reconfigure(self, config: NodeConfig) -> None:
         """A new wish, such as another phase: routing follows it at once."""
+        changed = (config.phase, config.generation) != (self.config.phase, self.config.generation)
         self.config = config
+        if changed and self._heard:
+            self._feed(events.NodeStatus(self.name, self._state()))
 
     def head(self, path: str, request_id: str) -> bytes:
         """The head of a call to the engine, but for its length."""
@@ -119,8 +126,11 @@ class DirectNode:
         polls = 0
         while True:
             try:
-                await self._look(with_role=polls % ROLE_EVERY_POLLS == 0)
-                self._feed(events.NodeStatus(self.name, self._state()))
+                await self._look(with_role=polls % ROLE_EVERY_POLLS == 0 or self._role != self.config.phase)
+                self._heard = True
+                report = events.NodeStatus(self.name, self._state())
+                rows = self._work.rows(self._load)
+                self._feed(events.NodeStatuses([report], [(self.name, rows)]) if rows else report)
             except CallError as error:
                 self._feed(events.NodeUnreachable(self.name, error.reason == "unreachable", error.message))
             except BadLoad as error:
@@ -150,7 +160,7 @@ class DirectNode:
         if with_role:
             info = await self._get("/server_info")
             if info.status == 200:
-                self._role = role(info.body)
+                self._took_role(role(info.body))
 
     async def _look_metrics(self, kind: str) -> None:
         metrics = await self._get("/metrics")
@@ -160,6 +170,13 @@ class DirectNode:
         started = _STARTED.search(metrics.body)
         if started is not None:
             self._started_seen = started[1].decode("ascii", "replace")
+
+    def _took_role(self, told: str | None) -> None:
+        """A server that changes its role while it runs begins with an empty memory."""
+        before, self._role = self._role, told
+        if before is not None and told != before:
+            logger.info("an engine changed its role", node=self.name, role=told)
+            self._lost_kv()
 
     def _restarted_when_changed(self) -> None:
         if self._started and self._started_seen != self._started:
@@ -214,6 +231,7 @@ class DirectNode:
 
     def served(self, chain: bytes) -> None:
         """The engine has computed this prompt, or found it: without KV events that is all there is to know."""
+        self._work.prefilled(len(chain) // HASH_BYTES * self._model.block_tokens)
         if self._link is None and self._capacity_blocks:
             if self._assumed is None or self._assumed.capacity_blocks != self._capacity_blocks:
                 self._assumed = AssumedCache(self._capacity_blocks)
@@ -236,6 +254,10 @@ class DirectNode:
     def _restarted(self, why: str) -> None:
         logger.info("an engine was restarted", node=self.name, why=why)
         self.restarts += 1
+        self._lost_kv()
+
+    def _lost_kv(self) -> None:
+        """Whatever the engine held, it holds no more."""
         self._translation.clear()
         if self._assumed is not None:
             self._assumed.clear()

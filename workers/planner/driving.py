@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from django.conf import settings
-
 from apps.planning import orders
 from apps.planning.domain.phase_machine import (
     ACTIVE,
@@ -22,7 +20,7 @@ from apps.planning.domain.phase_machine import (
 from apps.planning.models import SwitchOrder
 from apps.topology.models import Node
 from apps.topology.services import record_status
-from workers.planner.agents import Agents
+from workers.planner.reach import Reach
 
 TICK_EVERY_S = 1.0
 
@@ -40,7 +38,7 @@ def drive(
     nodes = {node.name: node for node in Node.objects.filter(partition=order.partition)}
     ends_at = clock() + budget_s
     known: dict[str, Event] = {}
-    with Agents({name: node.url for name, node in nodes.items()}, settings.AGENT_TOKEN) as agents:
+    with Reach(order.partition, list(nodes.values())) as agents:
         state, commands = orders.advance(order.pk, clock(), Tick())
         ticked_at = clock()
         while state in ACTIVE or commands:
@@ -48,7 +46,7 @@ def drive(
             while todo:
                 command = todo.popleft()
                 moving[command.node] = PollStatus(command.node)
-                said = agents.push(command) if isinstance(command, PushPhase) else agents.status(command.node)
+                said = agents.push(command) if isinstance(command, PushPhase) else agents.progress(command.node)
                 if isinstance(command, PollStatus) and known.get(command.node) == said:
                     continue
                 if isinstance(command, PollStatus):

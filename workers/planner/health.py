@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from django.conf import settings
-
 from apps.planning import orders
 from apps.planning.domain.phase_machine import AgentUnreachable, PushAnswered, PushPhase, StatusReported
 from apps.planning.selectors import policy_of
 from apps.topology.choices import NodeState
-from apps.topology.models import Node, Partition
+from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
 from apps.topology.services import record_status, record_unreachable
-from workers.planner.agents import Agents
+from workers.planner.reach import Reach
 
 Reports = dict[str, StatusReported | AgentUnreachable]
 
@@ -23,7 +21,7 @@ def observe(partition: Partition, now: float) -> Reports:
     nodes = [node for node in nodes_of(partition) if node.enabled]
     at = datetime.fromtimestamp(now, UTC)
     reports: Reports = {}
-    with _agents(nodes) as agents:
+    with Reach(partition, nodes) as agents:
         for node in nodes:
             said = reports[node.name] = agents.status(node.name)
             if isinstance(said, StatusReported):
@@ -38,7 +36,7 @@ def heal(partition: Partition, reports: Reports) -> list[str]:
     did = []
     nodes = {node.name: node for node in nodes_of(partition)}
     deadline_s = policy_of(partition).drain_deadline_s
-    with _agents(list(nodes.values())) as agents:
+    with Reach(partition, list(nodes.values())) as agents:
         for name, said in reports.items():
             node = nodes[name]
             if not isinstance(said, StatusReported) or orders.is_moving(node):
@@ -53,7 +51,3 @@ def heal(partition: Partition, reports: Reports) -> list[str]:
             if isinstance(answer, PushAnswered) and answer.code is None:
                 did.append(f"{name} told again to {node.desired_phase}")
     return did
-
-
-def _agents(nodes: list[Node]) -> Agents:
-    return Agents({node.name: node.url for node in nodes}, settings.AGENT_TOKEN)

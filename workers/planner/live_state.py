@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.conf import settings
-
 from apps.planning.domain.capacity import Workload
 from apps.planning.dryruns import recent_slices
 from apps.planning.models import Slice
@@ -13,7 +11,7 @@ from apps.telemetry.models import LoadWindow
 from apps.topology import configuration
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
-from workers.planner.agents import Agents
+from workers.planner.reach import Reach
 from workers.planner.simulating import LiveState, NodeLimits
 
 
@@ -57,7 +55,7 @@ def _limits(partition: Partition) -> dict[str, NodeLimits]:
     """Of the enabled nodes that answer. Raises NothingToSimulate when one says something that is not understood."""
     nodes = [node for node in nodes_of(partition) if node.enabled]
     found = {}
-    with Agents({node.name: node.url for node in nodes}, settings.AGENT_TOKEN) as agents:
+    with Reach(partition, nodes) as agents:
         for node in nodes:
             said = agents.document(node.name)
             if said is not None:

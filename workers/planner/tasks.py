@@ -14,17 +14,17 @@ from apps.planning.domain.phase_machine import ACTIVE, Tick
 from apps.planning.models import DryRun, SwitchOrder
 from apps.planning.selectors import desired_split
 from apps.telemetry import services as telemetry
-from apps.telemetry.selectors import live_snapshot
 from apps.topology import configuration
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
 from controlplane.celery import app
-from controlplane.errors import Conflict, Unavailable
+from controlplane.errors import Conflict
 from workers.planner import driving
 from workers.planner.health import heal, observe
 from workers.planner.ingest import read_stream
 from workers.planner.live_state import NothingToSimulate, live_state
 from workers.planner.locks import partition_lock
+from workers.planner.reach import live
 from workers.planner.schedule import BEAT_SCHEDULE, PRUNE_EVERY_S, RECONCILE_EVERY_S, TICK_EVERY_S
 from workers.planner.simulating import compare
 from workers.yard.config import ConfigError
@@ -84,7 +84,7 @@ def tick(partition_name: str, now: float | None = None) -> str:
             return "another worker plans"
         ingest(partition_name)
         moment = time.time() if now is None else now
-        return windows.tick(partition, moment, _live(partition))
+        return windows.tick(partition, moment, live(partition))
 
 
 @app.task
@@ -183,11 +183,3 @@ def prune(partition_name: str) -> int:
 
 def _partition(name: str) -> Partition | None:
     return Partition.objects.filter(name=name).first()
-
-
-def _live(partition: Partition) -> dict[str, Any] | None:
-    """The gateway's newest snapshot; planning goes on without it."""
-    try:
-        return live_snapshot(partition)
-    except Unavailable:
-        return None

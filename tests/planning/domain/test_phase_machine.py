@@ -252,3 +252,45 @@ def test_an_order_is_finished_after_a_crash_at_any_point_even_if_the_last_comman
     assert agent["phase"] == "prefill"
     assert m.nodes["n5"] == NodeFacts("prefill", agent["generation"])
     m.check_integrity()
+
+
+# ---- engines whose switch is routing alone ---------------------------------------------------------------------------
+
+
+def pair():
+    facts = {"v1": NodeFacts("prefill", 3, by_routing=True), "v2": NodeFacts("decode", 3, by_routing=True)}
+    return machine(("v1", "prefill", "decode"), ("v2", "decode", "prefill"), nodes=facts)
+
+
+def test_two_nodes_that_switch_by_routing_alone_swap_in_one_step():
+    m = pair()
+    commands = m.handle(1.0, Tick())
+    assert [command for command in commands if isinstance(command, TakeNode)] == [
+        TakeNode("v1", "decode", 4),
+        TakeNode("v2", "prefill", 4),
+    ]
+    m.handle(1.1, ready("v1", "decode", 4))
+    assert m.plan.state != "cooling"
+    m.handle(1.2, ready("v2", "prefill", 4))
+    assert m.plan.state == "cooling"
+    m.check_integrity()
+
+
+def test_a_swap_by_routing_is_rolled_back_in_one_step_too():
+    m = pair()
+    m.handle(1.0, Tick())
+    m.handle(1.1, ready("v1", "decode", 4))
+    commands = reload(m).handle(1.2, RollBackAsked("no"))
+    assert {(c.node, c.phase) for c in commands if isinstance(c, TakeNode)} == {("v1", "prefill"), ("v2", "decode")}
+
+
+def test_two_nodes_with_agents_never_swap_at_once():
+    m = machine(
+        ("v1", "prefill", "decode"),
+        ("v2", "decode", "prefill"),
+        nodes={"v1": NodeFacts("prefill", 3), "v2": NodeFacts("decode", 3)},
+    )
+    assert m.handle(1.0, Tick()) == []
+    m.handle(100.0, Tick())
+    assert m.plan.state == "failed"
+    assert "no other node would serve it" in m.plan.reason
