@@ -102,6 +102,10 @@ bench-sim: $(VENV)/run-installed ## speed of the simulator: 9 nodes, and 768 nod
 experiments: $(VENV)/run-installed ## every published table and claim in the simulator (EXPERIMENT=NAME for one, QUICK=--quick)
 	@$(RUN) manage.py experiment $(or $(EXPERIMENT),all) $(QUICK)
 
+.PHONY: bench-gateway
+bench-gateway: $(VENV)/run-installed ## the gateway with its whole policy on, beside smg (PEER=path of its executable)
+	@$(RUN) -m bench.gateway $(if $(PEER),--peer $(PEER))
+
 .PHONY: bench-console
 bench-console: $(VENV)/dev-installed ## 200 browsers on the live feed, and each page's server time with 768 nodes and 30 days behind it
 	@$(RUN) -m bench.console
