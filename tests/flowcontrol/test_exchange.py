@@ -102,6 +102,15 @@ def test_an_export_moves_to_another_partition(partition):
         (LLMD.replace("maxRequests: 1Ki", "maxRequests: 9T"), "bands[priority-minus-10].max_requests"),
         ("a: &a [*a]", "documents[0].kind"),
         ("[" * 5000, "yaml"),
+        (LLMD.replace("[flowControl]", "5"), "featureGates"),
+        (LLMD.replace("2k", "1.0e+300"), "flowControl.maxRequests"),
+        (LLMD.replace("name: batch", "name: " + "x" * 300), f"objectives[{'x' * 300}].name"),
+        (LLMD.replace("name: batch", r'name: "a\0b"'), "objectives[a\0b].name"),
+        (
+            LLMD.replace("priority: -10, maxRequests: 1Ki", "priority: -10000000000"),
+            "bands[priority-minus-10000000000].priority",
+        ),
+        (LLMD.replace("featureGates: [flowControl]", "flowControlTTL: " + "9" * 5000), "yaml"),
     ],
 )
 def test_a_bad_document_changes_nothing_and_names_the_field(partition, text, field):

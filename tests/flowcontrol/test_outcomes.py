@@ -12,7 +12,10 @@ import pytest
 
 from tests.gateway.world import World, document, prompt, until, world
 from tests.yard.scene import Scene
+from workers.gateway.metrics import GatewayMetrics
+from workers.gateway.signals import Caller, standing
 from workers.yard import events
+from workers.yard.config import PartitionConfig
 
 REASON = "x-llm-d-request-dropped-reason"
 PREFIX = "llm_d_epp_flow_control_"
@@ -145,6 +148,42 @@ async def test_the_metrics_have_llmds_names_and_labels(tmp_path: Path) -> None:
         assert found is not None, name
         assert sorted(re.findall(r'(\w+)="', found[1])) == expected.split(), name
     assert 'fairness_id="team-7"' in text
+
+
+def test_a_wished_ttft_is_read_in_the_unit_it_says() -> None:
+    config = PartitionConfig.parse(document([]))
+    caller = Caller(next(k for k in config.keys_by_sha256.values() if k.trusted), config.tenants["acme"])
+    told = {"250": 0.25, "250ms": 0.25, "2s": 2.0, "1m": 60.0}
+    for text, seconds in told.items():
+        for header in ("x-llm-d-slo-ttft-ms", "x-gateway-slo-ttft-ms"):
+            assert standing(config, caller, {header: text}).slo_ttft_s == seconds
+    assert standing(config, caller, {"x-llm-d-inference-ttl": "2"}).ttl_s == 2.0
+
+
+def test_what_is_left_of_a_removed_band_is_metered_as_itself() -> None:
+    """With its own priority, and in one row with a band that took that priority over: two rows are no valid scrape."""
+    scene = Scene(decode_limit=1, **narrow())
+    metered = GatewayMetrics()
+    for name in ("busy-1", "busy-2"):
+        scene.arrive(name, "premium")
+    for name in ("low-1", "low-2"):
+        scene.arrive(name, "best-effort", ttl_s=1.0)
+    bulk = scene.document["bands"][2] | {"name": "bulk"}
+    objective = scene.document["objectives"][2] | {"name": "bulk", "band": "bulk"}
+    scene.configure(
+        bands=[*scene.document["bands"][:2], bulk], objectives=[*scene.document["objectives"][:2], objective]
+    )
+    scene.arrive("bulk-1", "bulk")
+    text = metered.render(scene.now, scene.yard).decode()
+    assert f'{PREFIX}queue_size{{inference_pool="test",priority="-10"}} 3.0' in text
+    assert f'{PREFIX}capacity_utilization_requests{{inference_pool="test",priority="-10"}} 0.015' in text
+    rows = [row.rsplit(" ", 1)[0] for row in text.splitlines() if not row.startswith("#")]
+    assert len(rows) == len(set(rows))
+    scene.wait(1.1)
+    for name in ("low-1", "low-2"):
+        metered.recorded(scene.yard, scene.record(name))
+    text = metered.render(scene.now, scene.yard).decode()
+    assert (count(text, "EvictedTTL", -10), count(text, "EvictedTTL", 0)) == (2, 0)
 
 
 async def test_at_most_a_thousand_fairness_ids_are_metrics(tmp_path: Path) -> None:

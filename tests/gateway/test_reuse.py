@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.world import World, agent_spec, prompt, world
+import pytest
+
+from tests.gateway.world import KEY, World, agent_spec, document, key, prompt, world
 
 CAUSES = {"evicted", "routed", "switched", "fetch-failed", "never-stored"}
 
@@ -69,3 +73,40 @@ async def test_metrics_tell_reuse_and_its_losses_by_node_tenant_and_workload(tmp
     assert 'switchyard_reuse_lost_tokens_total{by="node",cause="routed",name="n2"} 1280.0' in text
     assert 'switchyard_reuse_tokens_total{by="tenant",kind="ideal",name="acme"} 1280.0' in text
     assert 'switchyard_reuse_tokens_total{by="workload",kind="prompt",name="standard"} 2574.0' in text
+
+
+@pytest.mark.parametrize("policy", ["ttft", "round-robin", "cache-aware"])
+async def test_a_storm_over_full_pools_adds_up_to_the_token(tmp_path: Path, policy: str) -> None:
+    """Two tenants' branches grow, fork, are rewritten and broken off at once, over pools too small for them."""
+    rng = random.Random(policy)
+    phases = {"n1": "prefill", "n2": "prefill", "n3": "decode"}
+    spec = agent_spec(tmp_path / "agent", phases, speed=50.0, pool_blocks=96)
+    described = document([])
+    changes = {
+        "tenants": [*described["tenants"], described["tenants"][0] | {"name": "other", "sharing_domain": "other"}],
+        "keys": [*described["keys"], key("sk-other", tenant="other", trusted=True)],
+        "routing": {"policy": policy},
+    }
+    async with world(tmp_path, phases, spec=spec, **changes) as yard:
+        lengths = {branch: 4 for branch in range(8)}
+
+        async def turn(number: int) -> None:
+            branch = rng.choice(list(lengths))
+            lengths[branch] += rng.randrange(1, 5)
+            first_id = 10_000 * branch + rng.choice((0, 0, 0, 500))
+            body = prompt(lengths[branch] % 40 + 2, max_tokens=rng.randrange(1, 200), first_id=first_id)
+            headers = {"x_switchyard_branch": f"b{branch}"} if branch % 2 else {}
+            secret = KEY if branch < 5 else "sk-other"
+            asked = asyncio.create_task(yard.complete(body, secret=secret, **headers))
+            if number % 6 == 0:
+                await asyncio.sleep(0.05 * rng.random())
+                asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+        for start in range(0, 60, 6):
+            await asyncio.gather(*(turn(start + n) for n in range(6)))
+            reuse(yard)
+        await yard.idle()
+        shown = reuse(yard)
+    assert shown["ideal_tokens"] > shown["actual_tokens"] > 0
+    assert shown["lost"]["evicted"] > 0

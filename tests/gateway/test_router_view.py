@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -57,3 +58,24 @@ async def test_a_missing_tokenizer_is_said_instead_of_serving_blind(
         with pytest.raises(Exception, match="cannot serve: tokenizer missing"):
             gateway.ready()
         assert any("tokenizer missing" in line for line in gateway.degraded)
+
+
+async def test_new_conversations_one_at_a_time_spread_over_equal_nodes(tmp_path: Path) -> None:
+    phases = {"n1": "prefill", "n2": "prefill", "n3": "prefill", "n4": "decode", "n5": "decode"}
+    async with world(tmp_path, phases) as yard:
+        nodes = []
+        for number in range(6):
+            response = await yard.complete(prompt(10, max_tokens=2, first_id=1000 * number))
+            nodes.append((response.headers["x-switchyard-prefill-node"], response.headers["x-switchyard-decode-node"]))
+            await yard.idle()
+    assert sorted(prefill for prefill, _ in nodes) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    assert sorted(decode for _, decode in nodes) == ["n4"] * 3 + ["n5"] * 3
+
+
+async def test_requests_of_one_instant_spread_as_load_counts_from_the_decision(tmp_path: Path) -> None:
+    phases = {"n1": "prefill", "n2": "prefill", "n3": "prefill", "n4": "decode", "n5": "decode", "n6": "decode"}
+    async with world(tmp_path, phases, speed=1.0) as yard:
+        bodies = [prompt(100, max_tokens=2, first_id=1000 * number) for number in range(3)]
+        answers = await asyncio.gather(*(yard.complete(body) for body in bodies))
+    assert sorted(answer.headers["x-switchyard-prefill-node"] for answer in answers) == ["n1", "n2", "n3"]
+    assert sorted(answer.headers["x-switchyard-decode-node"] for answer in answers) == ["n4", "n5", "n6"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -133,7 +134,7 @@ class GatewayMetrics:
 
     def _left_queue(self, yard: Yard, flow_id: str, band: str, outcome: Outcome, seconds: float) -> None:
         pool, model = yard.config.partition, yard.config.model.name
-        priority = str(yard.config.flow.band_for(band, None).priority)
+        priority = str(yard.flow.band_config(band).priority)
         if flow_id not in self._fairness_ids:
             if len(self._fairness_ids) >= MAX_FAIRNESS_IDS:
                 flow_id = "other"
@@ -164,13 +165,16 @@ class _YardGauges:
         used_bytes = GaugeMetricFamily(
             PREFIX + "capacity_utilization_bytes", "Share of a band's bytes.", labels=by_band
         )
-        for band in flow.bands:
-            limits = config.flow.band_for(band.name, band.priority)
-            labels = [str(band.priority), pool]
-            size.add_metric(labels, band.waiting)
-            size_bytes.add_metric(labels, band.waiting_bytes)
-            used.add_metric(labels, _share(band.waiting, limits.max_requests))
-            used_bytes.add_metric(labels, _share(band.waiting_bytes, limits.max_bytes))
+        for priority, bands in groupby(flow.bands, lambda band: band.priority):
+            # What is left of a removed band may have the priority of another: one row a priority, or no scrape is valid.
+            alike = list(bands)
+            limits = [self._yard.flow.band_config(band.name) for band in alike]
+            labels = [str(priority), pool]
+            waiting, waiting_bytes = sum(band.waiting for band in alike), sum(band.waiting_bytes for band in alike)
+            size.add_metric(labels, waiting)
+            size_bytes.add_metric(labels, waiting_bytes)
+            used.add_metric(labels, _share(waiting, _sum(limit.max_requests for limit in limits)))
+            used_bytes.add_metric(labels, _share(waiting_bytes, _sum(limit.max_bytes for limit in limits)))
         yield from (size, size_bytes, used, used_bytes)
         total = GaugeMetricFamily(
             PREFIX + "global_capacity_utilization_requests", "Share of all places.", labels=["inference_pool"]
@@ -229,6 +233,12 @@ class _YardGauges:
         for reason, count in sorted(self._yard.outcomes.recoveries.items()):
             recoveries.add_metric([reason], count)
         yield from (orphans, circuit, recoveries)
+
+
+def _sum(limits: Iterable[int | None]) -> int | None:
+    """All limits together; None when one of them is none."""
+    known = list(limits)
+    return None if None in known else sum(limit for limit in known if limit is not None)
 
 
 def _share(used: int, limit: int | None) -> float:

@@ -79,7 +79,7 @@ def standing(config: PartitionConfig, caller: Caller, headers: Mapping[str, str]
     if not caller.key.allows(name):
         raise ApiError(403, f"This API key may not use the objective '{name}'.", code="objective_not_allowed")
     ttl_s = _duration_s("x-llm-d-inference-ttl", _llmd(trusted, "inference-ttl"))
-    slo_ms = _duration_s("x-llm-d-slo-ttft-ms", _llmd(trusted, "slo-ttft-ms"))
+    slo_ttft_s = _duration_s("x-llm-d-slo-ttft-ms", _llmd(trusted, "slo-ttft-ms"), unit="ms")
     if ttl_s is not None and objective.ttl_s is not None:
         ttl_s = min(ttl_s, objective.ttl_s)
     return Standing(
@@ -87,7 +87,7 @@ def standing(config: PartitionConfig, caller: Caller, headers: Mapping[str, str]
         band=objective.band,
         flow_id=_llmd(trusted, "inference-fairness-id") or caller.tenant.name,
         ttl_s=objective.ttl_s if ttl_s is None else ttl_s,
-        slo_ttft_s=objective.slo_ttft_s if slo_ms is None else slo_ms / 1000,
+        slo_ttft_s=objective.slo_ttft_s if slo_ttft_s is None else slo_ttft_s,
     )
 
 
@@ -171,14 +171,14 @@ def _named(header: str, value: str | None) -> str | None:
     return value or None
 
 
-def _duration_s(header: str, value: str | None) -> float | None:
-    """`30`, `30s`, `500ms` or `2m`; a bare number keeps its unit."""
+def _duration_s(header: str, value: str | None, unit: str = "s") -> float | None:
+    """`30s`, `500ms`, `2m`, or a bare number of `unit`."""
     if value is None:
         return None
     found = _DURATION.fullmatch(value)
     if found is None:
         raise _bad_header(header, "it must be a positive number, such as '30' or '30s'")
-    return float(found[1]) * _UNITS_S[found[2] or "s"]
+    return float(found[1]) * _UNITS_S[found[2] or unit]
 
 
 def _bad_header(header: str, problem: str) -> ApiError:

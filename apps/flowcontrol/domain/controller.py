@@ -14,7 +14,7 @@ from typing import Any, Final
 from apps.flowcontrol.domain.bands import Band, RateMeter
 from apps.flowcontrol.domain.capacity import admit
 from apps.flowcontrol.domain.commands import Command, Dispatch, Drop, Outcome
-from apps.flowcontrol.domain.config import FlowConfig
+from apps.flowcontrol.domain.config import BandConfig, FlowConfig
 from apps.flowcontrol.domain.deadlines import DeadlineQueue
 from apps.flowcontrol.domain.events import (
     Cancel,
@@ -136,6 +136,11 @@ class FlowController:
     def outcomes(self) -> dict[Outcome, int]:
         """How many requests left with each outcome, `Dispatched` included."""
         return {Outcome.DISPATCHED: self._dispatched, **self._outcomes}
+
+    def band_config(self, name: str) -> BandConfig:
+        """What counts for this band now: a band that was removed keeps its settings while something of it is here."""
+        band = self._bands.get(name)
+        return self.config.band_for(name, None) if band is None else band.config
 
     def snapshot(self, now: float) -> FlowSnapshot:
         """Everything a page shows, bands from the highest priority down."""

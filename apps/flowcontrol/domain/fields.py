@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+
+# A YAML document's aliases can stand for more text than fits any memory: no value is told whole.
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 2
+_REPR.maxstring = _REPR.maxother = 200
 
 
 class FlowConfigError(ValueError):
     """A configuration that cannot be used: `field` is its path in the document, `expected` what belongs there."""
 
     def __init__(self, field: str, expected: str, got: object) -> None:
-        super().__init__(f"{field}: expected {expected}, got {got!r}")
+        super().__init__(f"{field}: expected {expected}, got {_REPR.repr(got)}")
         self.field = field
         self.expected = expected
 
@@ -109,6 +116,15 @@ class Fields:
             return default
         if not isinstance(value, bool):
             raise FlowConfigError(self.at(name), "true or false", value)
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; an absent list is empty."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise FlowConfigError(self.at(name), "a list of texts", value)
         return value
 
     def refuse_others(self) -> None:

@@ -102,7 +102,7 @@ def test_durations_are_read_and_written(text, seconds):
     assert duration_s("x", as_duration(seconds)) == seconds
 
 
-@pytest.mark.parametrize("bad", ["60", "5 s", "", None, 5, "-1s", "1d"])
+@pytest.mark.parametrize("bad", ["9" * 400 + "h", "60", "5 s", "", None, 5, "-1s", "1d"])
 def test_a_bad_duration_is_named(bad):
     with pytest.raises(FlowConfigError, match="x: expected a duration"):
         duration_s("x", bad)
@@ -169,6 +169,56 @@ def test_explicit_ceilings_become_each_bands_own():
     document["plugins"].append(plugin)
     bands = bands_of(read(document))
     assert (bands["premium"]["ceiling"], bands["priority-minus-1"]["ceiling"]) == (0.9, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "ceilings"),
+    [
+        ({"shape": "linear", "domain": "rank", "minCeiling": 0.4, "maxCeiling": 0.9}, [0.9, 0.65, 0.4]),
+        ({"domain": "value", "minCeiling": 0.4, "maxCeiling": 0.9}, [0.9, 0.445454545, 0.4]),
+        ({"domain": "value", "minCeiling": 0.0}, [1.0, 0.090909091, 0.0]),
+    ],
+)
+def test_every_holdback_of_llmds_readme_is_taken_over(parameters, ceilings):
+    document = config(
+        usageLimitPolicyPluginRef="mine", priorityBands=[{"priority": 100}, {"priority": 0}, {"priority": -10}]
+    )
+    document["plugins"].append({"name": "mine", "type": "priority-holdback-policy", "parameters": parameters})
+    imported = read(document)
+    assert imported.document["flow"]["ceilings"]["policy"] == "static"
+    assert [band["ceiling"] for band in imported.document["bands"]] == ceilings
+    assert any("fixed ceiling" in note for note in imported.notes)
+    assert read(*llmd.write(imported.document, "gb300"), current=imported.document).document == imported.document
+
+
+def test_a_highest_ceiling_below_the_lowest_is_named():
+    document = config(usageLimitPolicyPluginRef="mine")
+    wrong = {"minCeiling": 0.9, "maxCeiling": 0.4}
+    document["plugins"].append({"name": "mine", "type": "priority-holdback-policy", "parameters": wrong})
+    with pytest.raises(FlowConfigError, match=r"maxCeiling: expected a number from minCeiling"):
+        read(document)
+
+
+@pytest.mark.parametrize(("gates", "told"), [(["flowControl"], False), (["flowControl=true"], False), ([], True)])
+def test_whether_llmd_itself_would_use_the_section_is_said(gates, told):
+    notes = read(CONFIG | {"featureGates": gates}).notes
+    assert any("featureGates" in note for note in notes) == told
+
+
+@pytest.mark.parametrize("gates", [5, "flowControl", [{"a": 1}], {"flowControl": True}])
+def test_feature_gates_that_are_no_list_are_named(gates):
+    with pytest.raises(FlowConfigError, match="featureGates: expected a list of texts"):
+        read(CONFIG | {"featureGates": gates})
+
+
+@pytest.mark.parametrize("field", ["flowControl", "plugins", "featureGates", "saturationDetector", "nonsense"])
+def test_a_value_that_stands_for_a_mountain_of_text_is_not_told_whole(field):
+    mountain: object = ["x"] * 10
+    for _ in range(5):
+        mountain = [mountain] * 10
+    with pytest.raises(FlowConfigError) as refusal:
+        read(CONFIG | {field: mountain})
+    assert len(str(refusal.value)) < 2000
 
 
 def test_a_composite_detector_gates_each_stage_by_its_own():

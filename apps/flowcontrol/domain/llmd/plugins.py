@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from apps.flowcontrol.domain.fields import Fields, FlowConfigError
 from apps.flowcontrol.domain.llmd import names
 from apps.flowcontrol.domain.llmd.quantities import duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Ceilings from `highest` for the highest priority to `lowest` for the lowest: in equal steps, or by the distance of the
+    priorities' values."""
+
+    by_value: bool
+    lowest: float
+    highest: float
+
+    def over(self, priorities: Iterable[int]) -> dict[int, float]:
+        order = sorted(set(priorities), reverse=True)
+        if len(order) < 2:
+            return dict.fromkeys(order, self.highest)
+        places = [self._place(order, rank) for rank in range(len(order))]
+        return {
+            priority: round(self.highest - place * (self.highest - self.lowest), 9)
+            for priority, place in zip(order, places, strict=True)
+        }
+
+    def _place(self, order: list[int], rank: int) -> float:
+        """From 0 for the first to 1 for the last."""
+        if self.by_value:
+            return (order[0] - order[rank]) / (order[0] - order[-1])
+        return rank / (len(order) - 1)
 
 
 class Plugins:
@@ -46,7 +73,7 @@ class Plugins:
         return known[kind]
 
     def ceilings(self, path: str, ref: str) -> dict[str, Any]:
-        """`flow.ceilings`, and under `by_priority` or `for_all` what each band's own ceiling shall be."""
+        """`flow.ceilings`, and under `by_priority`, `for_all` or `spread` what each band's own ceiling shall be."""
         kind, parameters = self.find(path, ref)
         if kind == names.STATIC_LIMIT:
             threshold = parameters.number("threshold", 1.0, low=0.0, high=1.0)
@@ -54,7 +81,7 @@ class Plugins:
             return {"policy": "static", "for_all": threshold}
         if kind != names.HOLDBACK:
             raise FlowConfigError(path, f"one of {names.STATIC_LIMIT}, {names.HOLDBACK}", ref)
-        domain = parameters.choice("domain", "rank", ("rank", "explicit"))
+        domain = parameters.choice("domain", "rank", ("rank", "value", "explicit"))
         if domain == "explicit":
             table = parameters.section("ceilings")
             parameters.refuse_others()
@@ -64,10 +91,13 @@ class Plugins:
             raise FlowConfigError(parameters.at("minCeiling"), "a number from 0 to 1", None)
         lowest = parameters.number("minCeiling", 0.5, low=0.0, high=1.0)
         highest = parameters.number("maxCeiling", 1.0, low=0.0, high=1.0)
-        if highest != 1.0:
-            raise FlowConfigError(parameters.at("maxCeiling"), "1.0 (set lower ceilings with domain explicit)", highest)
+        if highest < lowest:
+            raise FlowConfigError(parameters.at("maxCeiling"), f"a number from minCeiling ({lowest:g}) to 1", highest)
         parameters.refuse_others()
-        return {"policy": "priority-holdback", "min_ceiling": lowest, "for_all": 1.0}
+        if domain == "rank" and highest == 1.0:
+            return {"policy": "priority-holdback", "min_ceiling": lowest, "for_all": 1.0}
+        self._notes.append(f"{parameters.path}: kept as a fixed ceiling of each band, by the bands there are now")
+        return {"policy": "static", "for_all": highest, "spread": Spread(domain == "value", lowest, highest)}
 
     def stages(self, path: str, ref: str) -> dict[str, dict[str, Any]]:
         """Settings of `prefill` and `decode`. One detector gates both; a composite may give each stage its own."""

@@ -54,7 +54,10 @@ def duration_s(path: str, value: object) -> float:
     parts = list(_DURATION.finditer(text))
     if not parts or "".join(part[0] for part in parts) != text:
         raise FlowConfigError(path, 'a duration such as "500ms", "60s" or "1m30s"', value)
-    return round(sum(float(part[1]) * _UNIT_S[part[2]] for part in parts), 9)
+    seconds = sum(float(part[1]) * _UNIT_S[part[2]] for part in parts)
+    if seconds > _MOST:
+        raise FlowConfigError(path, f"a duration of at most {_MOST:g} seconds", value)
+    return round(seconds, 9)
 
 
 def as_duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from apps.flowcontrol.domain.fields import Fields, FlowConfigError
 from apps.flowcontrol.domain.llmd import names
-from apps.flowcontrol.domain.llmd.plugins import Plugins
+from apps.flowcontrol.domain.llmd.plugins import Plugins, Spread
 from apps.flowcontrol.domain.llmd.quantities import duration_s, quantity
 
 OTHER_SECTIONS = ("schedulingProfiles", "dataLayer", "requestHandler", "parser", "data")
@@ -67,6 +67,7 @@ class _Reader:
         self.notes: list[str] = []
         self._pool = pool
         self._listed: set[int] | None = None
+        self._spread: Spread | None = None
 
     @property
     def _bands(self) -> list[dict[str, Any]]:
@@ -78,8 +79,8 @@ class _Reader:
     def config(self, root: Fields) -> None:
         _check_version(root, names.API_VERSIONS)
         root.get("metadata")
-        gates = root.get("featureGates") or []
-        if "flowControl" not in gates:
+        gates = root.texts("featureGates")
+        if not {"flowControl", "flowControl=true"}.intersection(gates):
             self.notes.append("featureGates: flowControl is not among them; the section is taken over all the same")
         ignored = [name for name in OTHER_SECTIONS if root.get(name) is not None]
         if ignored:
@@ -126,6 +127,7 @@ class _Reader:
             found = plugins.ceilings(path, flow.text("usageLimitPolicyPluginRef", None))
         self._ceiling_for_all = float(found.pop("for_all", 1.0))
         self._ceilings: dict[int, float] = found.pop("by_priority", {})
+        self._spread = found.pop("spread", None)
         self.document["flow"]["ceilings"] |= found
 
     def _read_bands(self, flow: Fields, plugins: Plugins) -> None:
@@ -266,6 +268,10 @@ class _Reader:
         used = {objective["band"] for objective in self.document["objectives"]}
         kept = [band for band in self._bands if band["priority"] in self._listed or band["name"] in used]
         self.document["bands"] = sorted(kept, key=lambda band: -int(band["priority"]))
+        if self._spread is not None:
+            ceilings = self._spread.over(int(band["priority"]) for band in kept)
+            for band in kept:
+                band["ceiling"] = ceilings[band["priority"]]
 
 
 def _check_version(root: Fields, allowed: tuple[str, ...]) -> None:
