@@ -88,7 +88,7 @@ async def test_a_storm_over_full_pools_adds_up_to_the_token(tmp_path: Path, poli
         "routing": {"policy": policy},
     }
     async with world(tmp_path, phases, spec=spec, **changes) as yard:
-        lengths = {branch: 4 for branch in range(8)}
+        lengths = dict.fromkeys(range(8), 4)
 
         async def turn(number: int) -> None:
             branch = rng.choice(list(lengths))

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
 # A YAML document's aliases can stand for more text than fits any memory: no value is told whole.
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 2
