@@ -1,6 +1,6 @@
 """When a node counts as faulty, when a request is tried again and where it goes on, and what nodes hold without need.
 
-Policy alone: `life.py` acts by it. A fault is the node's own (it broke, it answered nonsense); a refusal by phase, a full
+Policy alone: `failures.py` acts by it. A fault is the node's own (it broke, it answered nonsense); a refusal by phase, a full
 queue or a bad request says nothing against the node, however often it comes.
 """
 

@@ -133,14 +133,14 @@ class Yard:
         before = node.status
         if self.fleet.heard(now, node, event.status):
             if before is None or before.boot_id != event.status.boot_id:
-                self._life.node_restarted(node)
+                self._life.failures.node_restarted(node)
             self._m.tell_kv(now, kv_events.NodeLost(node.name))
             self._m.out.append(commands.FetchSnapshot(node.name))
         phase = kv_events.NodePhaseChanged(node.name, event.status.phase, None, event.status.generation)
         self._m.tell_kv(now, phase)
         for report in self.fleet.reports(now, node, event.status):
             self._m.tell_flow(now, report)
-        self._life.drop_orphans(node)
+        self._life.failures.drop_orphans(node)
         return True
 
     def _node_unreachable(self, now: float, event: events.NodeUnreachable) -> None:
@@ -170,9 +170,9 @@ class Yard:
         """Health, phases or wishes may have changed: move work away from where it cannot stay, open or close the gates."""
         changed = self.fleet.refresh(now)
         for node in changed.lost:
-            self._life.node_lost(now, node)
+            self._life.failures.node_lost(now, node)
         for node in changed.draining:
-            self._life.move_queued(now, node)
+            self._life.failures.move_queued(now, node)
         if changed.any:
             self._pools_changed(now)
         self._life.room_changed()
@@ -199,7 +199,7 @@ class Yard:
             raise ConfigError("model", "the model this process was started with (restart it to change the model)")
         self._m.config = config
         for node in self.fleet.configure(now, config):
-            self._life.node_lost(now, node)
+            self._life.failures.node_lost(now, node)
         self.placement.configure(config)
         self.kv.reconfigure(kv_config(config))
         self._m.tell_flow(now, flow_events.Reconfigure(config.flow))
