@@ -70,10 +70,10 @@ class KnownNode:
         self.breaker.look(now)
         if self.status is None or self.refusals >= REFUSALS_UNTIL_DOWN or self.stalled:
             return "down"
-        age_s = now - self.status_at
-        if age_s >= DOWN_AFTER_S:
+        # The same sums as in `next_change`, or rounding could make a node due and not yet silent for ever.
+        if now >= self.status_at + DOWN_AFTER_S:
             return "down"
-        return "stale" if age_s >= STALE_AFTER_S else "ok"
+        return "stale" if now >= self.status_at + STALE_AFTER_S else "ok"
 
     def next_change(self) -> float | None:
         """When silence alone would change the health, or time the breaker."""
