@@ -93,6 +93,13 @@
     if (busy || document.hidden || document.body.dataset.feed === "paused") event.preventDefault();
   });
 
+  // Nor does an answer that was under way wipe a form that was opened meanwhile.
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const element = event.detail.requestConfig?.elt;
+    if (!element?.matches?.(".region, .timeline-bar") || event.detail.requestConfig.triggeringEvent?.type === CHANGED) return;
+    if (element.closest(".region").querySelector("form.inset")) event.detail.shouldSwap = false;
+  });
+
   // A request that failed says so where the reader looks.
   document.addEventListener("htmx:responseError", (event) => {
     const status = event.detail.xhr.status;

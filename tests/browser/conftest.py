@@ -21,7 +21,7 @@ from tests.console.kit import node, snapshot
 from tests.factories import make_partition, make_tenant, make_user
 from tools import browser as chromium
 
-EXPECTED = re.compile("422|ERR_CONNECTION_REFUSED")
+EXPECTED = re.compile("422|409|ERR_CONNECTION_REFUSED")
 PASSWORD = "a long enough password"
 
 

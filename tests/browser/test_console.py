@@ -2,14 +2,20 @@
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from django.utils import timezone
 
 from apps.flowcontrol.models import Band
+from apps.flowcontrol.services import update_band
 from apps.planning import services
 from apps.planning.models import ForcedSplit, PlannerPolicy, Proposal, SwitchOrder
+from apps.telemetry.models import Alert, RequestRecord
+from apps.tenancy.models import Tenant
+from apps.tenancy.services import issue_key
 from tests.browser.conftest import PASSWORD, aside
-from tests.console.test_split_page import decide, propose
+from tests.console.test_split_page import decide, finish, propose
 
-PAGES = ("", "queues", "split", "nodes")
+PAGES = ("", "queues", "nodes", "requests", "branches", "reuse", "split", "model", "what-if", "tenants", "alerts", "audit",
+         "settings", "requests/req-1", "tenants/of/acme", "settings/versions/1")  # fmt: skip
 
 
 def text(page, selector):
@@ -124,7 +130,7 @@ def test_a_new_proposal_appears_by_itself_and_is_rejected_with_a_reason(open_pag
 
 def test_a_node_is_forced_from_its_card(open_page):
     page = open_page("administrator", "nodes")
-    page.click("li[data-id=gb300-3] button:has-text('Force a phase')")
+    page.click("li[data-id=gb300-3] button:has-text('Force')")
     page.fill("#id_force-gb300-3-reason", "more prompts")
     page.fill("#id_force-gb300-3-confirm", "gb300-3")
     page.click("button:text-is('Force gb300-3')")
@@ -148,6 +154,7 @@ def test_the_keyboard_reaches_the_content_and_opens_a_form(open_page):
 def test_axe_finds_nothing_serious(open_page, partition, theme):
     decide(partition)
     aside(propose, partition)
+    aside(_more_to_see, partition)
     page = open_page("administrator", theme=theme)
     for path in PAGES:
         page.goto(f"/p/gb300/{path}/" if path else "/p/gb300/")
@@ -158,6 +165,9 @@ def test_axe_finds_nothing_serious(open_page, partition, theme):
         if path == "queues":
             page.click("[aria-label='Edit band premium']")
             page.wait_for_selector("#id_band-premium-priority")
+        if path == "tenants/of/acme":
+            page.click("text=New key")
+            page.wait_for_selector("#tenant-slot form")
         found = [v for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
         said = [(v["id"], [n["html"][:160] + str(n["any"][:1]) for n in v["nodes"][:3]]) for v in found]
         assert said == [], path
@@ -173,9 +183,127 @@ def test_axe_finds_nothing_serious_outside_the_shell(browser, server):
     context.close()
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_phone_shows_every_page_without_scrolling_sideways(open_page, partition, path):
+def test_a_phone_shows_every_page_without_scrolling_sideways(open_page, partition):
     decide(partition)
     aside(services.force_split, partition, 3, services.SYSTEM, "peak")
-    page = open_page("administrator", path, width=390)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    aside(_more_to_see, partition)
+    page = open_page("administrator", width=390)
+    for path in PAGES:
+        page.goto(f"/p/gb300/{path}/" if path else "/p/gb300/")
+        page.wait_for_selector("body[data-feed=live]")
+        wide = page.evaluate(
+            "[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > 391 && "
+            "!e.closest('.scroll, nav')).slice(0, 4).map((e) => e.outerHTML.slice(0, 120))"
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, (path, wide)
+
+
+def _more_to_see(partition):
+    """A request with its life, a key and an alert that fires."""
+    story = ["100.000 queued -> prefilling: to gb300-1", "100.400 prefilling -> handing-over: prefilled",
+             "100.500 handing-over -> decoding: first token"]  # fmt: skip
+    term = dict.fromkeys(("remaining_s", "queue_s", "service_s", "fetch_s", "fetch_overflow_s", "duplicate_s"), 0.1)
+    terms = [term | {"node": f"gb300-{i}", "total_s": 0.4 + i, "cached_tokens": 10, "fetch_tokens": 0, "mode": "local",
+                     "why_not": "wrong-phase" if i > 2 else None} for i in (1, 2, 3)]  # fmt: skip
+    RequestRecord.objects.create(
+        partition=partition, request_id="req-1", at=timezone.now(), tenant="acme", band="standard", outcome="completed",
+        prefill_node="gb300-1", decode_node="gb300-3", prompt_tokens=1000, cached_tokens=900, ttft_s=0.4, e2e_s=2.0,
+        detail={"story": story, "router_terms": terms, "arrived_at": 99.0, "t": 102.0, "lost": {"evicted": 64}},
+    )  # fmt: skip
+    issue_key(Tenant.objects.get(name="acme"), "first", services.SYSTEM)
+    Alert.objects.create(
+        partition=partition,
+        rule="node-down",
+        subject="gb300-4",
+        severity="critical",
+        summary="gb300-4 does not answer",
+        state="firing",
+    )
+
+
+def test_a_request_is_followed_from_the_list_to_its_candidates(open_page, partition):
+    aside(_more_to_see, partition)
+    page = open_page("viewer", "requests")
+    page.click("text=req-1")
+    page.wait_for_url("**/requests/req-1/")
+    assert "Completed" in text(page, "#h-outcome")
+    assert page.locator(".life-parts li").count() >= 3
+    assert "chosen" in text(page, "tr[data-taken]")
+    assert "Not weighed, wrong phase: gb300-3" in page.content()
+
+
+def test_filters_go_into_the_url_and_come_back_from_it(open_page, partition):
+    aside(_more_to_see, partition)
+    page = open_page("viewer", "requests")
+    page.select_option("#f-outcome", "failed")
+    page.wait_for_url("**outcome=failed**")
+    page.wait_for_selector("text=No request ended in this time that fits")
+    page.goto("/p/gb300/requests/?outcome=completed&tenant=acme")
+    assert page.input_value("#f-tenant") == "acme"
+    assert page.locator("text=req-1").count() == 1
+
+
+def test_a_proposal_is_approved_and_the_switch_rolled_back(open_page, partition):
+    aside(propose, partition)
+    page = open_page("operator", "split")
+    page.click("button:text-is('Approve')")
+    page.click("#proposal-slot button[type=submit]")
+    page.wait_for_selector("#plan-headline:has-text('Switching to 3P1D')")
+    aside(finish, SwitchOrder.objects.get())
+    page.click("section[aria-labelledby=h-history] button:has-text('Roll back')")
+    page.fill("td.slot input[name$=reason]", "peak is over")
+    page.click("td.slot button[type=submit]")
+    page.wait_for_selector("#said:has-text('undoes order')")
+    assert SwitchOrder.objects.count() == 2
+
+
+def test_the_palette_goes_anywhere_by_keyboard_alone(open_page):
+    page = open_page("viewer")
+    page.keyboard.press("Control+k")
+    page.wait_for_selector("#palette[open] [role=option]")
+    page.keyboard.type("audit")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/audit/")
+    page.keyboard.press("g")
+    page.keyboard.press("a")
+    page.wait_for_url("**/alerts/")
+
+
+def test_the_timeline_is_zoomed_by_keyboard(open_page):
+    page = open_page("viewer", "nodes")
+    page.focus("#timeline")
+    page.keyboard.press("+")
+    page.wait_for_selector(".timeline-bar[hx-get*='span=450']", state="attached")
+    assert page.evaluate("document.activeElement.id") == "timeline"
+
+
+def test_a_stale_edit_shows_what_somebody_else_did(open_page, partition):
+    page = open_page("operator", "queues")
+    page.click("[aria-label='Edit band standard']")
+    page.fill("#id_band-standard-priority", "55")
+    aside(update_band, Band.objects.get(name="standard"), services.SYSTEM, "night run", max_requests=77)
+    page.click("text=Save band standard")
+    page.wait_for_selector(".stale-edit:has-text('night run')")
+    assert Band.objects.get(name="standard").priority == 0
+    page.click("text=Save band standard")
+    page.wait_for_selector("strong:text-is('Saved')")
+    stored = Band.objects.get(name="standard")
+    assert (stored.priority, stored.max_requests) == (55, 77)
+
+
+def test_a_new_key_is_shown_once(open_page):
+    page = open_page("administrator", "tenants/of/acme")
+    page.click("text=New key")
+    page.fill("#id_key-name", "agents")
+    page.click("text=Issue the key")
+    page.wait_for_selector("#new-key")
+    secret = text(page, "#new-key")
+    assert secret.startswith("sy_")
+    page.reload()
+    assert secret not in page.content() and "agents" in page.content()
+
+
+def test_colours_follow_the_choice_without_a_reload(open_page):
+    page = open_page("viewer")
+    page.click("[data-theme-choice=dark]")
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"

@@ -64,6 +64,13 @@ def test_the_number_of_queries_of_a_page_is_known(as_role, live, django_assert_m
         client.get(url(name))
 
 
+@pytest.mark.parametrize("role", ["viewer", "administrator"])
+def test_a_page_about_something_that_has_no_past_yet_opens(as_role, live, role):
+    """A tenant nobody has used, without keys and users."""
+    page = as_role(role).get(url("tenant", "acme")).content.decode()
+    assert "No key yet" in page and "–" in page
+
+
 def test_home_leads_to_the_first_partition(as_role, partition):
     assert as_role("viewer").get("/").url == "/p/gb300/"
 

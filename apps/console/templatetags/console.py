@@ -8,6 +8,8 @@ once, blank, inside `<template>`: the browser clones that one for items it has n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from django import template
@@ -19,12 +21,19 @@ from apps.console import formats
 register = template.Library()
 _PAGE = object()
 
-register.filter("duration", formats.duration)
-register.filter("count", formats.count)
-register.filter("exact", formats.exact)
-register.filter("percent", formats.percent)
-register.filter("signed_percent", formats.signed_percent)
-register.filter("size", formats.size)
+
+def _known(form: Callable[..., str]) -> Callable[..., str]:
+    """A format as a filter: what a template cannot find is the empty text, and that is unknown."""
+
+    @wraps(form)
+    def shown(value: Any, *more: Any) -> str:
+        return form(None if value == "" else value, *more)
+
+    return shown
+
+
+for _form in (formats.duration, formats.count, formats.exact, formats.percent, formats.signed_percent, formats.size):
+    register.filter(_form.__name__, _known(_form))
 
 
 def _lookup(source: Any, path: str) -> Any:
