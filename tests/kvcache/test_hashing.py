@@ -1,12 +1,14 @@
 """Block hashes and the hasher that remembers branches."""
 
 import hashlib
+import random
 import struct
 import time
 from array import array
 
 import pytest
 
+from apps.kvcache.domain import hashing
 from apps.kvcache.domain.hashing import HashedPrompt, PromptHasher, extend_chain, root_hash, tail_hash
 
 
@@ -143,3 +145,32 @@ def test_a_turn_of_a_long_branch_hashes_only_what_is_new():
         warm.hash("d", ids, branch_id="b")
         best_s = min(best_s, time.perf_counter() - started)
     assert best_s < 0.0005
+
+
+def test_prompts_without_a_branch_are_hashed_as_if_nothing_was_remembered() -> None:
+    """Seeded: contexts that grow, share heads, diverge and repeat, more of them than are remembered."""
+    rng = random.Random(9)
+    hasher = PromptHasher("m", "f32", 4, 4, max_ids=4_000)
+    root = root_hash("m", "f32", "acme")
+    contexts = [[rng.randrange(4) for _ in range(rng.randrange(30))] for _ in range(40)]
+    for step in range(1500):
+        context = rng.choice(contexts)
+        if rng.random() < 0.3:
+            del context[rng.randrange(len(context) + 1) :]
+        context += [rng.randrange(4) for _ in range(rng.randrange(12))]
+        branch = rng.choice([None, None, f"b{step % 7}"])
+        ids = array("I", context)
+        assert hasher.hash("acme", ids, None, branch).chain == extend_chain(root, ids, 4)
+
+
+def test_a_long_prompt_that_begins_like_another_is_hashed_from_where_they_differ() -> None:
+    hashed = []
+    hasher = PromptHasher("m", "f32", 16, 16)
+    shared = array("I", range(16_000))
+    hasher.hash("acme", shared + array("I", [1] * 40))
+    with pytest.MonkeyPatch.context() as patched:
+        real = hashing.sha256
+        patched.setattr(hashing, "sha256", lambda data: hashed.append(data) or real(data))
+        hasher.hash("acme", shared + array("I", [2] * 40))
+        hasher.hash("acme", shared + array("I", [2] * 80), None, "a new branch")
+    assert len(hashed) <= 10

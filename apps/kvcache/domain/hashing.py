@@ -94,8 +94,52 @@ class _Remembered:
         return len(self.ids) // ID_BYTES
 
 
+class _Heads:
+    """Prompts lately seen, by their first block: who begins alike most likely goes on alike. At most `MAX_ALIKE` a head."""
+
+    MAX_ALIKE = 16
+
+    def __init__(self, max_ids: int) -> None:
+        self._max_ids = max_ids
+        self._ids = 0
+        self._by_head: OrderedDict[bytes, list[_Remembered]] = OrderedDict()
+
+    def nearest(self, head: bytes, raw: memoryview) -> tuple[_Remembered | None, int]:
+        """The prompt with the most leading bytes in common, and how many. One that `raw` goes on from is found first."""
+        found, most = None, 0
+        for known in reversed(self._by_head.get(head, ())):
+            end = len(known.ids)
+            if most < end <= len(raw) and known.ids.endswith(raw[max(0, end - 256) : end]):
+                same = _common_prefix(known.ids, raw)
+                if same > most:
+                    found, most = known, same
+        if found is None:
+            for known in reversed(self._by_head.get(head, ())[-4:]):
+                same = _common_prefix(known.ids, raw)
+                if same > most:
+                    found, most = known, same
+                if 10 * most > 9 * len(raw):
+                    break
+        return found, most
+
+    def add(self, head: bytes, known: _Remembered) -> None:
+        alike = self._by_head.setdefault(head, [])
+        self._by_head.move_to_end(head)
+        alike.append(known)
+        self._ids += known.length
+        if len(alike) > self.MAX_ALIKE:
+            self._ids -= alike.pop(0).length
+        while self._ids > self._max_ids and len(self._by_head) > 1:
+            self._ids -= sum(entry.length for entry in self._by_head.popitem(last=False)[1])
+
+    def grew(self, ids: int) -> None:
+        self._ids += ids
+
+
 class PromptHasher:
     """Hashes prompts; remembers each branch's last one and hashes only what differs from it.
+
+    A prompt without a branch, or of a new one, begins where one that was seen lately begins (`_Heads`).
 
     Remembers at most `max_branches` branches and `max_ids` ids in all (4 bytes each), the longest unused go first. For a
     branch it has forgotten the answer is the same, only slower.
@@ -119,6 +163,7 @@ class PromptHasher:
         self._max_branches, self._max_ids = max_branches, max_ids
         self._branches: OrderedDict[str, _Remembered] = OrderedDict()
         self._remembered_ids = 0
+        self._heads = _Heads(max_ids // 4)
         self._roots: dict[str, bytes] = {}
 
     def hash(
@@ -135,11 +180,13 @@ class PromptHasher:
         root = self._root(sharing_domain)
         view = _checked(ids)
         if branch_id is None:
-            return HashedPrompt(tokens, self._block_tokens, root, extend_chain(root, view, self._ids_per_block))
+            return HashedPrompt(tokens, self._block_tokens, root, self._by_head(root, view).chain)
         known = self._branches.get(branch_id)
         if known is None or known.root != root:
             self.forget(branch_id)
-            known = _Remembered(root, bytearray(), b"")
+            alike = self._by_head(root, view)
+            known = _Remembered(root, bytearray(alike.ids), alike.chain)
+            self._remembered_ids += known.length
         chain = self._rehash(known, view)
         self._branches[branch_id] = known
         self._branches.move_to_end(branch_id)
@@ -159,17 +206,36 @@ class PromptHasher:
             root = self._roots[sharing_domain] = root_hash(self._model, self._dtype, sharing_domain)
         return root
 
+    def _by_head(self, root: bytes, ids: memoryview) -> _Remembered:
+        """The prompt, hashed from where it differs from one that begins alike; it is remembered for the next."""
+        raw = ids.cast("B")
+        head = root + raw[: self._ids_per_block * ID_BYTES].tobytes()
+        alike, same_bytes = self._heads.nearest(head, raw)
+        if alike is not None and same_bytes == len(alike.ids):
+            before = alike.length
+            self._extend(alike, ids, same_bytes)
+            self._heads.grew(alike.length - before)
+            return alike
+        known = _Remembered(root, bytearray(raw[:same_bytes]), b"")
+        if alike is not None:
+            known.chain = alike.chain[: same_bytes // (self._ids_per_block * ID_BYTES) * HASH_BYTES]
+        self._extend(known, ids, same_bytes)
+        self._heads.add(head, known)
+        return known
+
     def _rehash(self, known: _Remembered, ids: memoryview) -> bytes:
         """Make `known` that of `ids`; only blocks that differ from it are hashed, only ids that differ are copied."""
-        same_bytes = _common_prefix(known.ids, ids.cast("B"))
+        before = known.length
+        self._extend(known, ids, _common_prefix(known.ids, ids.cast("B")))
+        self._remembered_ids += known.length - before
+        return known.chain
+
+    def _extend(self, known: _Remembered, ids: memoryview, same_bytes: int) -> None:
         done = same_bytes // (self._ids_per_block * ID_BYTES)
         chain = known.chain[: done * HASH_BYTES]
         chain += extend_chain(chain[-HASH_BYTES:] or known.root, ids[done * self._ids_per_block :], self._ids_per_block)
-        before = known.length
         known.ids[same_bytes:] = ids.cast("B")[same_bytes:]
         known.chain = chain
-        self._remembered_ids += known.length - before
-        return chain
 
 
 def _common_prefix(known: bytearray, ids: memoryview) -> int:
