@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import json
 import random
 import secrets
@@ -150,7 +151,9 @@ async def _split(operator: Operator) -> dict[str, Any]:
 
 
 def _page(operator: Operator) -> str:
-    return operator.client.get(f"{operator.console}/p/laptop/split/").text
+    answer = operator.client.get("/p/laptop/split/")
+    answer.raise_for_status()
+    return html.unescape(answer.text)
 
 
 def _moving(split: dict[str, Any]) -> bool:
@@ -189,7 +192,8 @@ def main() -> None:
     with contextlib.suppress(TypeError):
         report("laptop.switch_s", max(step["switch_s"] for step in order["steps"]), "s", target=6.2, aim="at_most")
     report("laptop.throughput_after_switch", found["fast"], "tokens/s", target=found["slow"], baseline=found["slow"])
-    shown = order["reason"][:60] in found["page"].replace("&#x27;", "'").replace("&gt;", ">")
+    shown = order["reason"] in found["page"]
+    say(f"the Split page {'says' if shown else 'does not say'}: {order['reason']}")
     report("laptop.console_shows_why", float(shown), "pages", target=1.0)
 
 
