@@ -26,7 +26,11 @@ SWITCH_TIMEOUT_S = 90.0
 MAX_BYTES = 250_000
 NODE = f"{PARTITION}-1"
 # Page and height: as much of each as a reader takes in at once.
-PAGES = {"overview": ("", 1180), "queues": ("queues/", 800), "split": ("split/", 1120), "nodes": ("nodes/", 1160)}
+PAGES = {
+    "overview": ("", 1180), "queues": ("queues/", 1000), "split": ("split/", 1120), "nodes": ("nodes/", 1160),
+    "requests": ("requests/", 900), "branches": ("branches/", 1000), "reuse": ("reuse/", 1160), "model": ("model/", 860),
+    "tenants": ("tenants/", 640), "alerts": ("alerts/", 1000), "audit": ("audit/", 900), "settings": ("settings/", 1000),
+}  # fmt: skip
 WIDTH = 1360
 
 
@@ -86,6 +90,16 @@ def take(page: Page, console: str, name: str) -> None:
     say(f"{target.name}: {size // 1000} kB")
 
 
+def take_request(page: Page, console: str) -> None:
+    """The life of the newest request that ended."""
+    page.goto(f"{console}/p/{PARTITION}/requests/?outcome=completed")
+    page.click("section[aria-labelledby=h-ended] tbody th a >> nth=0")
+    page.wait_for_selector(".life-parts")
+    page.set_viewport_size({"width": WIDTH, "height": 860})
+    page.screenshot(path=FOLDER / "request.png")
+    say("request.png")
+
+
 def photograph(where: dict[str, Any], password: str) -> None:
     console = where["console"].rstrip("/")
     path = browser.find()
@@ -109,8 +123,9 @@ def photograph(where: dict[str, Any], password: str) -> None:
         page.goto(f"{console}/p/{PARTITION}/")
         switch_there_and_back(operator)
         wait_for_decision(operator)
-        for name in ("overview", "split", "nodes"):
+        for name in (name for name in PAGES if name != "queues"):
             take(page, console, name)
+        take_request(page, console)
         chromium.close()
 
 

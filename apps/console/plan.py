@@ -319,6 +319,55 @@ def _proposal(proposal: Json) -> dict[str, Any]:
         "expires": _unix(proposal["expires_at"]),
         "needs": formats.plural(proposal["approvals_required"], "approval"),
         "votes": [{**vote, "at": _unix(vote["at"])} for vote in proposal["votes"]],
+        "dry_run": dry_run(proposal["dry_run"]) if proposal.get("dry_run") else None,
+    }
+
+
+_FIGURES = (
+    ("throughput_rps", "Throughput", lambda value: f"{value:.3f}/s", True),
+    ("ttft_mean_s", "Mean TTFT", formats.duration, False),
+    ("ttft_p95_s", "TTFT p95", formats.duration, False),
+    ("e2e_mean_s", "Mean E2E", formats.duration, False),
+    ("e2e_p95_s", "E2E p95", formats.duration, False),
+    ("kv_hit_pct", "Reused", lambda value: f"{value:.1f} %", True),
+)
+
+
+def dry_run(run: Json) -> dict[str, Any]:
+    """A split tried in the simulator: each figure now and then, and which way it goes."""
+    result = run["result"] or {}
+    now, then = result.get("current") or {}, result.get("candidate") or {}
+    rows = []
+    for name, title, form, more_is_better in _FIGURES:
+        was, will = now.get(name), then.get(name)
+        if was is None or will is None:
+            continue
+        change = will / was - 1 if was else None
+        better = change is not None and abs(change) >= 0.005 and (change > 0) == more_is_better
+        worse = change is not None and abs(change) >= 0.005 and not better
+        rows.append(
+            {
+                "title": title,
+                "now": form(was),
+                "then": form(will),
+                "change": formats.signed_percent(change),
+                "tone": "fine" if better else "bad" if worse else "muted",
+            }
+        )
+    return {
+        "id": run["id"],
+        "state": run["state"],
+        "tone": {"done": "fine", "failed": "bad"}.get(run["state"], "warn"),
+        "split": f"{len(run['prefill'])}P{len(run['decode'])}D",
+        "prefill": list(run["prefill"]),
+        "proposal": run["proposal"],
+        "by": run["asked_by"],
+        "at": _unix(run["asked_at"]),
+        "problem": run["problem"],
+        "rows": rows,
+        "basis": f"{formats.exact(result['agents'])} agents for {formats.duration(result.get('scored_s'))} of simulated time"
+        if result.get("agents")
+        else "",
     }
 
 

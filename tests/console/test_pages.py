@@ -5,6 +5,8 @@ import re
 import pytest
 from django.urls import reverse
 
+from apps.planning.services import force_split
+from controlplane.actors import SYSTEM
 from tests.factories import make_user
 
 PAGES = ("overview", "queues", "split", "nodes", "requests", "branches", "reuse", "model", "whatif", "tenants", "alerts",
@@ -51,8 +53,8 @@ def test_what_a_client_sent_is_escaped(as_role, live, name):
 @pytest.mark.parametrize(
     ("name", "queries"),
     [
-        ("overview", 9), ("queues", 13), ("split", 17), ("nodes", 12), ("requests", 14), ("branches", 11), ("reuse", 8),
-        ("model", 12), ("whatif", 9), ("tenants", 12), ("alerts", 13), ("audit", 26), ("settings", 15),
+        ("overview", 11), ("queues", 15), ("split", 17), ("nodes", 14), ("requests", 16), ("branches", 13), ("reuse", 10),
+        ("model", 14), ("whatif", 11), ("tenants", 14), ("alerts", 15), ("audit", 28), ("settings", 17),
         ("split-state", 15), ("timeline", 8), ("node-list", 7), ("waiting", 7), ("flows", 5), ("alerts-state", 9),
         ("history", 6), ("palette", 8),
     ],
@@ -69,6 +71,13 @@ def test_a_page_about_something_that_has_no_past_yet_opens(as_role, live, role):
     """A tenant nobody has used, without keys and users."""
     page = as_role(role).get(url("tenant", "acme")).content.decode()
     assert "No key yet" in page and "–" in page
+
+
+def test_a_force_is_told_on_every_page_with_who_why_and_until_when(as_role, live, partition):
+    force_split(partition, 3, SYSTEM, "evening peak")
+    for name in ("overview", "queues", "requests", "settings"):
+        page = as_role("viewer").get(url(name)).content.decode()
+        assert "The split is forced" in page and "evening peak" in page and "until someone ends it" in page
 
 
 def test_home_leads_to_the_first_partition(as_role, partition):

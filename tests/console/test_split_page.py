@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from apps.planning import services
-from apps.planning.models import Decision, ForcedSplit, PlannerPolicy, Proposal, SwitchOrder
+from apps.planning.models import Decision, DryRun, ForcedSplit, PlannerPolicy, Proposal, SwitchOrder
 from controlplane.actors import PLANNER
 from tests.console.kit import candidate
 from tests.factories import actor_with
@@ -259,3 +259,18 @@ def test_a_failed_switch_cannot_be_rolled_back_and_says_so(as_role, partition):
     assert answer.status_code == 422
     assert b"nothing to undo" in answer.content
     assert Proposal.objects.count() == 0
+
+
+def test_a_dry_run_stands_beside_its_proposal_with_each_figure_now_and_then(as_role, partition):
+    proposal = propose(partition)
+    figures = {"throughput_rps": 2.0, "ttft_mean_s": 1.0, "ttft_p95_s": 2.0, "e2e_mean_s": 8.0, "e2e_p95_s": 9.0}
+    better = {name: value * (1.1 if name == "throughput_rps" else 0.5) for name, value in figures.items()}
+    DryRun.objects.filter(proposal=proposal).delete()
+    DryRun.objects.create(
+        partition=partition, proposal=proposal, prefill=proposal.prefill, decode=proposal.decode, asked_by="planner",
+        state="done", result={"current": figures, "candidate": better, "agents": 40, "scored_s": 600.0},
+    )  # fmt: skip
+    page = as_role("viewer").get(BASE).content.decode()
+    assert "In the simulator" in page and "+10.0 %" in page and "−50.0 %" in page
+    assert "40 agents" in page
+    assert "+10.0 %" in as_role("viewer").get("/p/gb300/what-if/").content.decode()

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_http_methods
 from apps.console.access import partition_view
 from apps.console.exports import exported
 from apps.console.forms import ReasonForm, TryForm
+from apps.console.plan import dry_run
 from apps.console.views.actions import answer, posted
 from apps.console.views.shell import page
 from apps.planning import dryruns, warmups
@@ -87,23 +88,7 @@ def warm_up(request: HttpRequest, partition: Partition) -> HttpResponse:
 def whatif(request: HttpRequest, partition: Partition) -> HttpResponse:
     runs = [dry_run_document(run) for run in DryRun.objects.filter(partition=partition).order_by("-id")[:RUNS_SHOWN]]
     file = exported(request.GET.get("format"), f"{partition.name}-what-if", runs)
-    return file or page(request, partition, "whatif", runs=[_run(run) for run in runs])
-
-
-def _run(run: dict[str, Any]) -> dict[str, Any]:
-    result = run["result"] or {}
-    return run | {
-        "split": f"{len(run['prefill'])}P{len(run['decode'])}D",
-        "tone": {"done": "fine", "failed": "bad"}.get(run["state"], "warn"),
-        "rows": _flat(result),
-    }
-
-
-def _flat(result: Any, path: str = "") -> list[tuple[str, Any]]:
-    """A result's numbers with their paths, whatever form the simulator gave it."""
-    if isinstance(result, dict):
-        return [leaf for name, value in result.items() for leaf in _flat(value, f"{path} {name}".strip())]
-    return [] if isinstance(result, list) else [(path.replace("_", " "), result)]
+    return file or page(request, partition, "whatif", runs=[dry_run(run) for run in runs])
 
 
 @partition_view("operator")

@@ -15,6 +15,9 @@ from apps.console.access import partition_view, scope_of, slo_ttft_s
 from apps.console.exports import csv_response
 from apps.console.present import present
 from apps.console.scoping import scoped
+from apps.planning.choices import Mode
+from apps.planning.models import PlannerPolicy
+from apps.planning.selectors import live_forces
 from apps.telemetry import samples
 from apps.telemetry.choices import AlertState
 from apps.telemetry.models import Alert
@@ -79,9 +82,31 @@ def page(
         "stale_after_s": live.STALE_AFTER_S,
         "scope": sorted(scope) if scope is not None else None,
         "alerts_open": open_alerts(partition) if scope is None else 0,
+        "holds": holds(partition) if scope is None and name != "split" else [],
     }
     template = context.pop("template", f"console/{name}.html")
     return render(request, template, shell | abilities(request) | theme(request) | context)
+
+
+def holds(partition: Partition) -> list[dict[str, Any]]:
+    """What keeps the planner from deciding, for a banner on every page: forces and a freeze, by whom, why, how long."""
+    found = [
+        {
+            "text": f"{force.node} is forced to {force.phases.get(force.node)}"
+            if force.node
+            else "The split is forced",
+            "by": force.forced_by,
+            "reason": force.reason,
+            "until": force.expires_at.timestamp() if force.expires_at else None,
+        }
+        for force in live_forces(partition)
+    ]
+    policy = PlannerPolicy.objects.filter(partition=partition, mode=Mode.FROZEN).first()
+    if policy is not None:
+        until = policy.frozen_until.timestamp() if policy.frozen_until else None
+        by, reason = policy.frozen_by or "someone", policy.freeze_reason
+        found.append({"text": "The split is frozen", "by": by, "reason": reason, "until": until})
+    return found
 
 
 def open_alerts(partition: Partition) -> int:
