@@ -515,3 +515,33 @@ def test_an_inferred_branch_can_be_ended_by_its_name():
     assert w.machine.names_live_branch(resolved.branch_id)
     assert any(isinstance(command, ev.BranchClosed) for command in w.send(ev.BranchEnded(resolved.branch_id)))
     assert w.machine.branches_live == 0 and w.counts("d1", [1, 2]) == [0, 0]
+
+
+def test_without_signals_both_tenants_of_one_domain_take_their_silent_branches_up_again():
+    w = World(KvMachine(KvConfig(lease=LeasePolicy(multiple=1.0, floor_s=10.0, ceiling_s=10.0))))
+    first = {tenant: w.turn([1, 2, 3], tenant=tenant)[0] for tenant in ("t", "other")}
+    w.send(ev.Tick(), 60.0)
+    assert w.machine.branches_live == 0
+    for tenant, resolved in first.items():
+        again, _ = w.turn([1, 2, 3, 4], tenant=tenant)
+        assert (again.branch_id, again.reason) == (resolved.branch_id, "inferred-resumed")
+
+
+@pytest.mark.parametrize("others", [{"tenant": "other"}, {"tenant": "t", "branch_id": "b"}])
+def test_without_signals_a_rewrite_is_seen_whoever_else_has_the_same_tail(others):
+    w = world()
+    w.turn([1, 2, 3, 4], tenant="t")
+    w.turn([1, 2, 3, 8, 9], **others)
+    assert w.see([1, 2, 3, 8, 9], tenant="t").kind == "version"
+
+
+def test_without_signals_what_is_common_among_one_tenants_branches_tells_nothing_of_anothers():
+    def kind_of_a_rewrite(*others: str) -> str:
+        w = world()
+        for tenant in others:
+            for ids in ([1, 2, 50], [1, 2, 60], [1, 2, 50, 51]):  # two branches that both go on
+                w.turn(ids, tenant=tenant)
+        w.turn([1, 2, 70, 71], tenant="t")
+        return w.see([1, 2, 80], tenant="t").kind
+
+    assert (kind_of_a_rewrite(), kind_of_a_rewrite("other"), kind_of_a_rewrite("t")) == ("version", "version", "new")

@@ -44,7 +44,7 @@ class _Inference:
         for branch in diverged:
             if branch.had_before(self._prompt.chain):
                 branch.former_last = b""
-                self._ledger.common_head(self._scope, self._prompt.chain, shared)
+                self._ledger.common_head(self._signal.tenant, self._scope, self._prompt.chain, shared)
                 return self._child(branch, "fork", "inferred-old-tail-goes-on")
         goes_on = _latest_idle(branch for branch in diverged if branch.extended_by(self._end))
         if goes_on is not None:
@@ -60,12 +60,12 @@ class _Inference:
             if idle is None:
                 return self._child(extended[0], "fork", "inferred-context-in-use")
             return Resolution(idle.branch_id, idle, idle.version, "continuation", "inferred-extends")
-        self._ledger.common_head(self._scope, self._prompt.chain, shared)
+        self._ledger.common_head(self._signal.tenant, self._scope, self._prompt.chain, shared)
         return self._new()
 
     def _left(self, diverged: list[Branch], shared: int) -> Resolution | None:
         """The prompt leaves these contexts after `shared` blocks: of one it is a new version, or a fork, or of none."""
-        common_blocks = self._ledger.common_blocks(self._scope, self._prompt.chain)
+        common_blocks = self._ledger.common_blocks(self._signal.tenant, self._scope, self._prompt.chain)
         beyond = shared - slack_blocks(self._prompt.block_tokens, shared) > common_blocks
         idle = _latest_idle(b for b in diverged if beyond or b.rewriting or shared >= b.first_blocks)
         if idle is not None:
@@ -105,18 +105,21 @@ class _Inference:
         than `longer_than`, else none."""
         if self._scope:
             return self._diverged_in_session(longer_than)
-        shared = next((segment for segment in reversed(self._path) if segment.live), None)
-        if shared is None or shared.end <= longer_than:
-            return [], 0
-        found: list[Branch] = []
-        pending = [child for child in shared.children.values() if child.live]
-        for _ in range(_MAX_SEGMENTS_LOOKED_AT):
-            if not pending:
+        left_to_look_at, below = _MAX_SEGMENTS_LOOKED_AT, None
+        for shared in reversed(self._path):
+            if shared.end <= longer_than or left_to_look_at <= 0:
                 break
-            segment = pending.pop()
-            found.extend(self._in_scope(segment))
-            pending.extend(child for child in segment.children.values() if child.live)
-        return found, shared.end
+            found: list[Branch] = []
+            pending = [child for child in shared.children.values() if child.live and child is not below]
+            below = shared
+            while pending and left_to_look_at > 0:
+                left_to_look_at -= 1
+                segment = pending.pop()
+                found.extend(self._in_scope(segment))
+                pending.extend(child for child in segment.children.values() if child.live)
+            if found:
+                return found, shared.end
+        return [], 0
 
     def _diverged_in_session(self, longer_than: int) -> tuple[list[Branch], int]:
         found: list[Branch] = []

@@ -135,8 +135,6 @@ class Dormant:
 
     branch_id: str
     version: int
-    tenant: str
-    scope: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +158,11 @@ class Ledger:
         self._closed: OrderedDict[str, Closed] = OrderedDict()
         self._announced: OrderedDict[str, Announcement] = OrderedDict()
         self._sessions: dict[str, set[str]] = {}
-        self._dormant: OrderedDict[bytes, Dormant] = OrderedDict()  # by the last block that a resumed prompt must have
-        # (scope, last block) of a head -> its length in blocks
-        self._common_heads: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        # Tenants of one sharing domain have the same blocks: what is remembered by block is kept apart by tenant and scope.
+        # (tenant, scope, last block that a resumed prompt must have)
+        self._dormant: OrderedDict[tuple[str, str, bytes], Dormant] = OrderedDict()
+        # (tenant, scope, last block) of a head -> its length in blocks
+        self._common_heads: OrderedDict[tuple[str, str, bytes], int] = OrderedDict()
         self._inferred = 0
 
     # ---- who is it -----------------------------------------------------------------------------------------------
@@ -251,22 +251,22 @@ class Ledger:
 
     # ---- what inference remembers ----------------------------------------------------------------------------------
 
-    def common_head(self, scope: str, chain: bytes, blocks: int) -> None:
+    def common_head(self, tenant: str, scope: str, chain: bytes, blocks: int) -> None:
         """Two branches that both live part after `blocks` of `chain`: sharing that much tells nothing."""
         if blocks:
-            head = scope, chain[(blocks - 1) * HASH_BYTES : blocks * HASH_BYTES]
+            head = tenant, scope, chain[(blocks - 1) * HASH_BYTES : blocks * HASH_BYTES]
             self._common_heads[head] = blocks
             self._common_heads.move_to_end(head)
             if len(self._common_heads) > _MAX_COMMON_HEADS:
                 self._common_heads.popitem(last=False)
 
-    def common_blocks(self, scope: str, chain: bytes) -> int:
-        """The longest head of `chain` that is known to be common among the branches of a scope."""
+    def common_blocks(self, tenant: str, scope: str, chain: bytes) -> int:
+        """The longest head of `chain` that is known to be common among the branches of a tenant's scope."""
         return max(
             (
                 blocks
-                for (of, last), blocks in self._common_heads.items()
-                if of == scope and chain[(blocks - 1) * HASH_BYTES : blocks * HASH_BYTES] == last
+                for (*of, last), blocks in self._common_heads.items()
+                if of == [tenant, scope] and chain[(blocks - 1) * HASH_BYTES : blocks * HASH_BYTES] == last
             ),
             default=0,
         )
@@ -277,9 +277,10 @@ class Ledger:
         if not self._dormant:
             return None
         for at in range(len(chain) - HASH_BYTES, (longer_than - 1) * HASH_BYTES, -HASH_BYTES):
-            found = self._dormant.get(chain[at : at + HASH_BYTES])
-            if found is not None and (found.tenant, found.scope) == (tenant, scope):
-                del self._dormant[chain[at : at + HASH_BYTES]]
+            key = tenant, scope, chain[at : at + HASH_BYTES]
+            found = self._dormant.get(key)
+            if found is not None:
+                del self._dormant[key]
                 return None if found.branch_id in self.branches else found
         return None
 
@@ -288,9 +289,9 @@ class Ledger:
         must_have = branch.prompt_blocks - branch.slack_blocks
         if branch.scope is None or must_have < 1:
             return
-        last = block_of_context(branch.end, must_have - 1)
-        self._dormant[last] = Dormant(branch.branch_id, branch.version, branch.tenant, branch.scope)
-        self._dormant.move_to_end(last)
+        key = branch.tenant, branch.scope, block_of_context(branch.end, must_have - 1)
+        self._dormant[key] = Dormant(branch.branch_id, branch.version)
+        self._dormant.move_to_end(key)
         if len(self._dormant) > _MAX_CLOSED:
             self._dormant.popitem(last=False)
 
