@@ -339,7 +339,8 @@ def _direct(reader: _Reader) -> DirectConfig | None:
     events = None
     if section.has("kv_events"):
         told = section.section("kv_events")
-        events = KvEventsConfig(told.text("endpoint"), told.optional_text("replay"), told.optional_text("topic") or "")
+        topic = told.text("topic") if told.document.get("topic") else ""
+        events = KvEventsConfig(told.text("endpoint"), told.optional_text("replay"), topic)
     return DirectConfig(
         bootstrap_port=section.optional_integer("bootstrap_port", low=1),
         token_env=section.optional_text("token_env"),
