@@ -114,7 +114,10 @@ def table(report: Report) -> list[tuple[str, ...]]:
 def markdown(report: Report) -> str:
     """The experiment as a section of a document."""
     lines = [f"### {report.title}", "", _markdown_row(HEADINGS), _markdown_row(["---"] * len(HEADINGS))]
-    lines += [_markdown_row(row) for row in table(report)]
+    run = [row for row, line in zip(table(report), report.found, strict=True) if line.seeds]
+    lines += [_markdown_row(row) for row in run]
+    if len(run) < len(report.found):
+        lines += ["", f"{len(report.found) - len(run)} of {len(report.found)} figures were not run."]
     if report.verdicts:
         lines += ["", "| demanded | found | target | |", "| --- | --- | --- | --- |"]
         lines += [
@@ -209,6 +212,9 @@ def document(reports: Sequence[Report], root: Path) -> list[Path]:
             f"Seeds: {report.configuration.get('seeds', [report.configuration.get('seed')])}.",
             "",
         ]
+    missing = [report.title for report in reports if report not in run]
+    if missing:
+        text += [f"Not run: {'; '.join(missing)}.", ""]
     tables = root / "docs" / "experiments.md"
     tables.write_text("\n".join(text), encoding="utf-8")
     readme = root / "README.md"
@@ -233,4 +239,11 @@ def demanded(reports: Sequence[Report]) -> str:
             )
             if verdict.met is False:
                 missed.update(dict.fromkeys(report.notes))
-    return "\n".join([*rows, "", *(f"- {note}" for note in missed), ""])
+    periods = {
+        f"{len(report.configuration['seeds'])} seed(s), {report.configuration['warm_up_s']:g} s of warm-up and {report.configuration['scored_s']:g} s scored"
+        for report in reports
+        if "seeds" in report.configuration
+    }
+    return "\n".join(
+        [*rows, "", *(f"- {note}" for note in missed), "", f"Measured with {'; or '.join(sorted(periods))}.", ""]
+    )
