@@ -270,3 +270,13 @@ def test_a_changed_lease_reaches_the_branches() -> None:
     scene.done("r")
     scene.wait(10.0)
     assert scene.yard.kv.branch("acme/b") is None
+
+
+def test_an_engine_that_does_not_say_how_much_kv_it_holds_is_not_taken_for_one_without_any() -> None:
+    scene = Scene({"p1": "prefill", "d1": "decode"})
+    scene.report("d1", kv_tokens=0, kv_free_tokens=0, pool_capacity_blocks=0)
+    scene.arrive("r", blocks=2)
+    assert scene.placed == ["r"]
+    scene.prefilled("r")
+    scene.done("r")
+    assert scene.record("r")["outcome"] == "completed"

@@ -125,7 +125,7 @@ class KnownNode:
             state=self._state(self.why_not(stage)),
             healthy=self.health != "down" and self.config.enabled,
             decode_limit=self.config.decode_limit,
-            kv_capacity_tokens=status.kv_tokens if status else 0,
+            kv_capacity_tokens=status.kv_tokens or None if status else 0,  # an existing engine may not say it
             prefill_chunk_tokens=status.prefill_chunk_tokens if status else 0,
             pool_spare_tokens=status.pool_spare_blocks * block_tokens if status else None,
             pool_referenced_tokens=status.pool_referenced_blocks * block_tokens if status else 0,
