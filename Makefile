@@ -109,3 +109,7 @@ bench-gateway: $(VENV)/run-installed ## the gateway with its whole policy on, be
 .PHONY: bench-console
 bench-console: $(VENV)/dev-installed ## 200 browsers on the live feed, and each page's server time with 768 nodes and 30 days behind it
 	@$(RUN) -m bench.console
+
+.PHONY: vllm-proof
+vllm-proof: $(VENV)/dev-installed ## a real vLLM pair on CPUs, roles swapped twice under load (gigabytes, minutes; QUESTIONS=N)
+	@$(RUN) -m tools.vllm_proof $(if $(QUESTIONS),--questions $(QUESTIONS))
