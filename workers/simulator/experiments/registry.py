@@ -89,9 +89,9 @@ COMMON_NOTE = (
     "on the same work are what this shows, not absolute times."
 )
 DYNAMO_NOTE = (
-    "Where the demanded distance to dynamo is missed: the published dynamo sat for long at splits such as 2P7D that starved "
-    "prefill (2.1-2.5 req/s at CC). Its published thresholds, run here on the same reports, leave such splits at the next look "
-    "after each restart, so our model of it carries 4.3 req/s at CC 90 and the gap is smaller; nothing was changed to widen it."
+    "Where the demanded distance to dynamo is missed: the published dynamo ended CC 90 at 2P7D with 2.5 req/s. The same "
+    "published thresholds, run here on the nodes' reports, never went there and carry 4.3 req/s; why its planner chose "
+    "otherwise cannot be told from what was published, and nothing was changed to widen the gap."
 )
 
 
