@@ -9,8 +9,10 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema
 from pydantic import AwareDatetime, Field
 
-from apps.telemetry import gateways, selectors
+from apps.telemetry import alerting, gateways, selectors
+from apps.telemetry.models import Alert
 from apps.topology.selectors import partition_named
+from controlplane.audit_trail import Narrow, trail
 from controlplane.permissions import actor_of, has_role, require, require_tenant_view
 from controlplane.rest.paging import Page, PageQuery, page
 
@@ -132,3 +134,112 @@ def get_branch(request: HttpRequest, partition: str, branch_id: str) -> Any:
     """Where one live branch's blocks are, what was lost of them, and what keeps it alive."""
     require(request, "viewer")
     return gateways.branch(partition_named(partition), branch_id)
+
+
+class LivingQuery(Schema):
+    """`stage`: queued, waiting, prefilling, handing-over or decoding."""
+
+    tenant: str = ""
+    band: str = ""
+    stage: str = ""
+    flow: str = ""
+    node: str = ""
+    q: str = ""
+    limit: int = Field(100, ge=1, le=2000)
+
+
+class ReasonIn(Schema):
+    reason: str = Field(min_length=1, max_length=500)
+
+
+class AlertOut(Schema):
+    id: int
+    rule: str
+    subject: str
+    severity: str
+    state: str
+    summary: str
+    value: float | None
+    since: datetime
+    fired_at: datetime | None
+    resolved_at: datetime | None
+    acknowledged_by: str
+    acknowledged_at: datetime | None
+    note: str
+
+
+class AlertQuery(PageQuery):
+    state: str = ""
+    rule: str = ""
+
+
+class AuditQuery(Schema):
+    """`table` as the entries name it; `cause` is one action's id; `before` continues a page."""
+
+    table: str = ""
+    actor: str = ""
+    cause: str = ""
+    request_id: str = ""
+    text: str = ""
+    since: AwareDatetime | None = None
+    before: AwareDatetime | None = None
+    limit: int = Field(50, ge=1, le=500)
+
+
+class ChangeOut(Schema):
+    field: str
+    before: Any = None
+    after: Any = None
+
+
+class AuditOut(Schema):
+    """`cause` is shared by everything that one action changed."""
+
+    table: str
+    subject: str
+    done: str
+    at: datetime
+    actor: str
+    actor_kind: str
+    reason: str
+    request_id: str
+    cause: str
+    changes: list[ChangeOut]
+
+
+@router.get("/partitions/{partition}/living-requests", response=dict[str, Any])
+def list_living_requests(request: HttpRequest, partition: str, query: Query[LivingQuery]) -> Any:
+    """Requests that have not ended, longest here first. 503 when the gateway does not answer."""
+    require(request, "viewer")
+    return gateways.living_requests(partition_named(partition), query.model_dump(exclude={"limit"}), limit=query.limit)
+
+
+@router.post("/partitions/{partition}/living-requests/{request_id}/cancel", response={204: None})
+def cancel_request(request: HttpRequest, partition: str, request_id: str, body: ReasonIn) -> Any:
+    """Its client gets an error that says so, and its nodes stop."""
+    gateways.cancel_request(partition_named(partition), request_id, actor_of(request), body.reason)
+    return 204, None
+
+
+@router.get("/partitions/{partition}/alerts", response=Page[AlertOut])
+def list_alerts(request: HttpRequest, partition: str, query: Query[AlertQuery]) -> Any:
+    """Newest first; `state` is pending, firing or resolved."""
+    require(request, "viewer")
+    rows = Alert.objects.filter(partition=partition_named(partition))
+    wanted = {"state": query.state, "rule": query.rule}
+    return page(rows.filter(**{name: value for name, value in wanted.items() if value}), query, "-since", "-id")
+
+
+@router.post("/partitions/{partition}/alerts/{number}/acknowledge", response=AlertOut)
+def acknowledge_alert(request: HttpRequest, partition: str, number: int, body: ReasonIn) -> Any:
+    """Says that someone looks after it; the reason is the note that others see."""
+    actor = require(request, "operator")
+    return alerting.acknowledge(alerting.alert_numbered(partition_named(partition), number), actor, body.reason)
+
+
+@router.get("/partitions/{partition}/audit", response=list[AuditOut])
+def list_changes(request: HttpRequest, partition: str, query: Query[AuditQuery]) -> Any:
+    """Who changed what of this partition, and of what belongs to none; newest first."""
+    require(request, "viewer")
+    narrow = Narrow(**query.model_dump(exclude={"limit"}))
+    return trail(partition_named(partition), narrow, query.limit)[0]

@@ -19,7 +19,7 @@ from apps.flowcontrol import services as flowcontrol
 from apps.planning import orders, services
 from apps.planning.domain.phase_machine import StatusReported, Tick
 from apps.planning.models import Decision, DryRun, FittedModel, PlannerPolicy, Slice, SwitchOrder
-from apps.telemetry.models import RequestRecord
+from apps.telemetry.models import Alert, RequestRecord
 from apps.tenancy import services as tenancy
 from apps.tenancy.models import Tenant
 from apps.topology.configuration import latest
@@ -94,6 +94,12 @@ def _key(partition: Partition) -> int:
     return tenancy.issue_key(Tenant.objects.get(name="acme"), "spare", SYSTEM).key.pk
 
 
+def _alert(partition: Partition) -> int:
+    return Alert.objects.create(
+        partition=partition, rule="node-down", severity="critical", state="firing", summary="gb300-1 does not answer"
+    ).pk
+
+
 def _proposal(partition: Partition) -> int:
     later = timezone.now() + timedelta(minutes=5)
     return services.propose(partition, 3, PLANNER, "more prompts", later).pk
@@ -149,6 +155,7 @@ def _dry_run(partition: Partition) -> int:
 _MADE = {
     "key": _key,
     "proposal": _proposal,
+    "alert": _alert,
     "order": _order,
     "version": _version,
     "decision": _decision,

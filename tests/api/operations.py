@@ -208,6 +208,33 @@ OPERATIONS = [
         503,
         unknown=("/partitions/nowhere/branches/end",),
     ),
+    Operation(
+        "list_living_requests",
+        "get",
+        f"{GATEWAY}/living-requests",
+        "viewer",
+        status=503,
+        unknown=("/partitions/nowhere/living-requests",),
+    ),
+    Operation(
+        "cancel_request",
+        "post",
+        f"{GATEWAY}/living-requests/r-1/cancel",
+        "operator",
+        WHY,
+        503,
+        unknown=("/partitions/nowhere/living-requests/r-1/cancel",),
+    ),
+    _read("list_alerts", f"{GATEWAY}/alerts", "/partitions/nowhere/alerts"),
+    Operation(
+        "acknowledge_alert",
+        "post",
+        f"{GATEWAY}/alerts/{{alert}}/acknowledge",
+        "operator",
+        WHY,
+        unknown=(f"{GATEWAY}/alerts/999999/acknowledge", "/partitions/nowhere/alerts/1/acknowledge"),
+    ),
+    _read("list_changes", f"{GATEWAY}/audit", "/partitions/nowhere/audit"),
     # split
     _read("get_split", SPLIT, "/split/nowhere"),
     Operation(
