@@ -17,13 +17,14 @@ from apps.planning import deciding, learning, orders, warmups
 from apps.planning.choices import Cause, OrderState, StepState
 from apps.planning.domain import loop
 from apps.planning.domain.capacity import NodeCapacity
+from apps.planning.domain.cost_model import PrefillCoefficients
 from apps.planning.domain.plan_types import LastSwitch, PlannerNode, PlannerPolicy, PlannerState, SliceView
 from apps.planning.domain.replay import slice_from
 from apps.planning.domain.slices import LoadPiece
 from apps.planning.models import Decision, FittedModel, Slice, SwitchStep
 from apps.planning.selectors import accepted_fits, last_switch, live_forces, policy_of, running_warm_up
 from apps.telemetry.models import LoadWindow, RequestRecord
-from apps.topology.choices import NodeState
+from apps.topology.choices import Engine, NodeState
 from apps.topology.models import Node, Partition
 from apps.topology.selectors import nodes_of
 from controlplane import records
@@ -33,6 +34,8 @@ from controlplane.audit import change
 # An agent that pauses longer than this has gone away rather than thought.
 LONGEST_THINK_S = 900.0
 SWITCHES_REMEMBERED = 20
+# What an SGLang server takes to become the other kind, until one has been seen: it builds its queues and graphs anew.
+FIRST_ROLE_SWITCH_S = 15.0
 
 
 def tick(partition: Partition, now: float, live: Mapping[str, Any] | None = None) -> str:
@@ -181,7 +184,7 @@ def planner_state(partition: Partition, now: float, live: Mapping[str, Any] | No
                 fits.get(node.hardware_class),
                 problems.get(node.hardware_class, ""),
                 loads.get(node.name, {}),
-                away_s.get(node.hardware_class, 0.0),
+                away_s.get(node.hardware_class),
                 now,
             )
             for node in nodes_of(partition)
@@ -204,7 +207,7 @@ def _last_switch(partition: Partition) -> LastSwitch | None:
 
 
 def _planner_node(
-    node: Node, fit: FittedModel | None, problem: str, load: Mapping[str, Any], away_s: float, now: float
+    node: Node, fit: FittedModel | None, problem: str, load: Mapping[str, Any], away_s: float | None, now: float
 ) -> PlannerNode:
     prefill, decode = learning.learned(node, fit) if fit else learning.configured(node)
     down = node.observed_state == NodeState.DOWN
@@ -221,8 +224,18 @@ def _planner_node(
         fit_problem=problem,
         running=int(load.get("running_prefill") or 0) + int(load.get("running_decode") or 0),
         referenced_blocks=int(load.get("pool_referenced_blocks") or 0),
-        switch_s=away_s,
+        switch_s=_switch_cost_s(node, away_s, int(load.get("pool_referenced_blocks") or 0), prefill),
     )
+
+
+def _switch_cost_s(node: Node, away_s: float | None, referenced_blocks: int, prefill: PrefillCoefficients) -> float:
+    """What a switch of this node costs, in seconds of its work: the time it serves nothing, as measured, and what it must
+    compute again. A symmetric engine keeps its KV; SGLang loses it, and with it the context of the branches that count on it.
+    """
+    if node.engine != Engine.SGLANG:
+        return away_s or 0.0
+    lost_tokens = referenced_blocks * int(node.partition.model["block_tokens"])
+    return (FIRST_ROLE_SWITCH_S if away_s is None else away_s) + prefill.c1 * lost_tokens
 
 
 def _seconds_away(partition: Partition) -> dict[str, float]:

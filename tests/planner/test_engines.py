@@ -1,11 +1,12 @@
 """Existing engines change phase: a vLLM pair by routing alone, SGLang by its own call, and what stands against it."""
 
 import json
+import time
 
 import httpx
 import pytest
 
-from apps.planning import orders, services
+from apps.planning import orders, services, windows
 from apps.planning.domain.phase_machine import AgentUnreachable, PushAnswered, PushPhase, StatusReported, Tick
 from apps.planning.models import SwitchOrder
 from apps.topology import configuration
@@ -221,3 +222,33 @@ def test_a_node_that_must_be_idle_drains_first(world):
     order = force(partition, "e1")
     orders.advance(order.pk, order.ordered_at.timestamp(), Tick())
     assert phases(partition)["e2"] == ("decode", True)
+
+
+# ---- what a switch costs -----------------------------------------------------------------------------------------------
+
+
+def cost_s(partition, live, node="e2"):
+    state = windows.planner_state(partition, time.time(), live)
+    return next(entry.switch_s for entry in state.nodes if entry.name == node)
+
+
+def test_a_switch_by_routing_costs_nothing(world):
+    partition, gateway, _ = world("vllm")
+    assert cost_s(partition, {"nodes": [{"name": "e2", "pool_referenced_blocks": 500}]}) == 0.0
+    assert drive(force(partition, "e2")) == "cooling"
+    assert cost_s(partition, gateway()) == 0.0
+
+
+def test_sglangs_switch_costs_the_time_it_serves_nothing_and_the_context_it_loses(world):
+    partition, _, _ = world("sglang", ("prefill", "prefill", "decode"))
+    assert cost_s(partition, None) == windows.FIRST_ROLE_SWITCH_S
+    lost = {"nodes": [{"name": "e2", "pool_referenced_blocks": 500}]}
+    recompute_s = 500 * 64 * COEFFICIENTS["c1"]
+    assert cost_s(partition, lost) == pytest.approx(windows.FIRST_ROLE_SWITCH_S + recompute_s)
+
+    order = force(partition, "e1")
+    assert drive(order) == "cooling"
+    step = order.steps.get()
+    measured_s = (step.finished_at - step.drained_at).total_seconds()
+    assert 0 < measured_s < 4
+    assert cost_s(partition, lost) == pytest.approx(measured_s + recompute_s)
