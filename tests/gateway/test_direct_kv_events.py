@@ -82,6 +82,8 @@ async def test_the_next_request_goes_where_its_prefix_lies(tmp_path, tagged):
         hashes = await here.publishers["v2"].stored(ids(STORY))
         await until(lambda: here.held("v2", STORY) == blocks)
         assert await here.goes_to(STORY) == "v2"
+        shown = {entry["name"]: entry["pool_referenced_blocks"] for entry in here.gateway.snapshot()["nodes"]}
+        assert (shown["v1"] < blocks, shown["v2"]) == (True, blocks)  # what the living branch counts on
 
         # The same context goes on, and a fork of it: their prefix is what counts.
         longer = [*STORY, {"role": "assistant", "content": "And then?"}, {"role": "user", "content": "The tide rose."}]

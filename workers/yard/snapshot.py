@@ -96,9 +96,16 @@ def _node(now: float, yard: Yard, node: KnownNode) -> dict[str, Any]:
         "decode_limit": node.config.decode_limit,
         "pool_used_blocks": status.pool_used_blocks if status else 0,
         "pool_capacity_blocks": status.pool_capacity_blocks if status else 0,
-        "pool_referenced_blocks": status.pool_referenced_blocks if status else 0,
+        "pool_referenced_blocks": _referenced_blocks(yard, node),
         "last_switch": dict(status.last_switch) if status and status.last_switch else None,
     }
+
+
+def _referenced_blocks(yard: Yard, node: KnownNode) -> int:
+    """By the node's own count; an existing engine keeps none, so there it is the directory's."""
+    if node.config.direct is not None:
+        return yard.kv.node_usage(node.name)[1]
+    return node.status.pool_referenced_blocks if node.status is not None else 0
 
 
 def _state(node: KnownNode) -> str:
@@ -116,9 +123,8 @@ def _stage(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _router(now: float, yard: Yard) -> dict[str, Any]:
-    """How well the router sees and foresees. Nodes that are down are no candidates, so nothing is unseen there."""
-    alive = [node.name for node in yard.fleet.nodes if node.health != "down" and node.config.enabled]
-    return yard.outcomes.foresight.view(now, yard.config.routing.name, yard.kv.unseen(now, alive))
+    """How well the router sees and foresees."""
+    return yard.outcomes.foresight.view(now, yard.config.routing.name, yard.blind(now))
 
 
 def _reuse(yard: Yard) -> dict[str, Any]:
