@@ -77,7 +77,8 @@ class DirectUpstream:
             self._later(events.DecodeFailed(relay.request_id, True, "unreachable", f"{command.node} is not known."))
             return
         body = relay.engine_body
-        if relay.handoff is not None:
+        # A server that has just changed its part may decode what it prefilled: it has the context, and fetches from others only.
+        if relay.handoff is not None and command.source != command.node:
             body = vllm.decode_body(body, relay.handoff)
         relay.answer = self._send(relay, node, body, AnswerLeg(self, relay, node))
 
