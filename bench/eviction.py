@@ -151,6 +151,8 @@ class Node:
         for command in self.machine.handle(now, event):
             if isinstance(command, ev.RefsChanged):
                 self.index.apply_refs(command.last, command.blocks, command.delta)
+            elif isinstance(command, ev.RefsReset):
+                self.index.reset_refs()
             assert not isinstance(command, ev.SnapshotNeeded), "the machine lost the thread"
 
     def _start(self, call: Call, number: int) -> None:
