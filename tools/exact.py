@@ -1,8 +1,8 @@
 """The same greedy tokens on every path: `make exact`, or `python -m tools.exact [--tiny] [--prompts N]`.
 
 Runs real agent processes and sends each of 50 prompts (one token, one block and its edges, forks, thousands of tokens) on
-ten paths: computed whole, in small chunks beside others, from the node's own pool, from a peer's pool by shared memory, by
-HTTP, prefilled on one node and decoded on another, after both nodes changed phase, continued after a kill -9 of the decoding
+twelve paths: computed whole, in small chunks beside others, from the node's own pool, from a peer's pool by shared memory, by
+HTTP, prefilled on one node and decoded on another, the same with the context pushed while it is computed, after both nodes changed phase, continued after a kill -9 of the decoding
 node's process, from the pool that the killed node left, and from the pool that a killed node found again when it came back. Prints a matrix of prompts and paths, how many tokens each path did not compute, and exits with 0 only
 if every path gave every prompt the tokens of the first.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -236,9 +237,11 @@ class Proof:
         prompt: Prompt,
         request_id: str,
         peer: dict[str, Any] | None = None,
+        push: dict[str, Any] | None = None,
     ) -> Answer:
-        """Prefill on one node, with blocks from `peer` where one is named, and decode on another (or the same)."""
-        body = prompt.body(request_id)
+        """Prefill on one node, with blocks from `peer` where one is named, and decode on another (or the same); `push`:
+        where the context is sent meanwhile."""
+        body = prompt.body(request_id) | {"push": push}
         if peer is not None and prompt.blocks:
             body["fetch"] = peer | {"to_block": prompt.blocks}
         result = await self._fleet.prefill(prefill, body)
@@ -328,6 +331,7 @@ async def prove(folder: Path, tiny: bool, prompts: Sequence[Prompt], port: int) 
         first = await fleet.add(port + 1, {"one": {"phase": "prefill"}}, blocks)
         second = await fleet.add(port + 2, {"two": {"phase": "decode"}}, blocks)
         paths.append(await proof.run("P -> D", lambda n, p: proof.on("one", "two", p, f"pd{n}")))
+        paths += await pushed(fleet, proof, port + 4, blocks)
         await fleet.switch("one", "decode", 1)
         await fleet.switch("two", "prefill", 1)
         paths.append(await proof.run("switched", lambda n, p: proof.on("two", "one", p, f"s{n}")))
@@ -349,6 +353,35 @@ async def prove(folder: Path, tiny: bool, prompts: Sequence[Prompt], port: int) 
         for pool in killed_pools:
             (SHARED_MEMORY_DIR / pool).unlink(missing_ok=True)
     return paths
+
+
+async def pushed(fleet: Fleet, proof: Proof, port: int, blocks: int) -> list[Column]:
+    """Contexts sent to the decode node while they are computed, by shared memory and by HTTP; new nodes that know nothing.
+    Raises AssertionError where less than every block came by the push: then it was not the push that was proved."""
+    columns = []
+    for offset, (name, way) in enumerate((("pushed", "shared-memory"), ("pushed, http", "http"))):
+        sender, receiver = f"sender-{offset}", f"receiver-{offset}"
+        nodes: dict[str, dict[str, Any]] = {
+            sender: {"phase": "prefill", "transports": [way]},
+            receiver: {"phase": "decode"},
+        }
+        agent = await fleet.add(port + offset, nodes, blocks)
+        target = {key: value for key, value in (await fleet.source(receiver)).items() if key != "from_block"}
+        ask = functools.partial(pushed_one, proof, sender, receiver, target)
+        columns.append(await proof.run(name, ask))
+        counters = (await fleet.status(receiver))["counters"]
+        fetched = counters["fetched_blocks_shared_memory"] + counters["fetched_blocks_http"]
+        received = counters["received_blocks"]
+        print(f"  {name}: {received:.0f} blocks pushed, {fetched:.0f} fetched after all", file=sys.stderr, flush=True)
+        assert received > fetched, "most blocks were fetched"
+        await agent.stop(signal.SIGTERM)
+    return columns
+
+
+async def pushed_one(
+    proof: Proof, sender: str, receiver: str, target: dict[str, Any], number: int, prompt: Prompt
+) -> Answer:
+    return await proof.on(sender, receiver, prompt, f"{sender}{number}", push=target)
 
 
 def matrix(prompts: Sequence[Prompt], paths: Sequence[Column]) -> tuple[str, int]:
@@ -378,7 +411,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.exact", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="the small seeded model instead of SmolLM2")
     parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--port", type=int, default=18_760, help="the first of four free ports")
+    parser.add_argument("--port", type=int, default=18_760, help="the first of six free ports")
     options = parser.parse_args()
     prompts = make_prompts(options.prompts, options.tiny)
     with tempfile.TemporaryDirectory(prefix="switchyard-exact-") as folder:

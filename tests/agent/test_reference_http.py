@@ -5,124 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 
-import workers.agent.transport as transport
-from tests.agent.reference_support import BLOCK, ROOT, TOKEN, b64, chain_of, greedy, prefill_job, prompt, tiny_spec
+from tests.agent.reference_support import BLOCK, b64, chain_of, greedy, prefill_job, prompt
+from tests.agent.two_agents import Agents
 from workers.agent.engines.base import PrefillJob
-from workers.agent.engines.reference.engine import ReferenceEngine
-from workers.agent.process import AgentProcess
-from workers.agent.spec import AgentSpec
-
-
-@dataclass
-class Agents:
-    """Two agents, `p` (prefill) and `d` (decode), each behind its own port."""
-
-    processes: dict[str, AgentProcess]
-    session: aiohttp.ClientSession
-
-    def engine(self, node: str) -> ReferenceEngine:
-        engine = self.processes[node].nodes[node].engine
-        assert isinstance(engine, ReferenceEngine)
-        return engine
-
-    def url(self, node: str, path: str) -> str:
-        return f"{self.processes[node].base_url}/nodes/{node}/v1/{path}"
-
-    async def prefill(self, node: str, job: PrefillJob, fetch: dict[str, Any] | None = None) -> dict[str, Any]:
-        body = {
-            "request_id": job.request_id,
-            "token_ids": job.token_ids.tolist(),
-            "prompt_tokens": job.prompt_tokens,
-            "chain_b64": b64(job.chain),
-            "tail_hash_b64": None if job.tail_hash is None else b64(job.tail_hash),
-            "fetch": fetch,
-            "sampling": {"max_tokens": job.sampling.max_tokens, "ignore_eos": True},
-            "generation": None,
-        }
-        async with self.session.post(self.url(node, "prefill"), json=body) as answer:
-            document = await answer.json()
-            assert answer.status == 200, document
-            return document
-
-    async def decode(
-        self, node: str, job: PrefillJob, tokens: list[int], handoff: dict[str, Any] | None
-    ) -> AsyncIterator[dict[str, Any]]:
-        body = {
-            "request_id": job.request_id,
-            "token_ids": [*job.token_ids, *tokens],
-            "prompt_tokens": job.prompt_tokens,
-            "generated": len(tokens),
-            "handoff": handoff,
-            "sampling": {"max_tokens": job.sampling.max_tokens, "ignore_eos": True},
-            "root_b64": b64(ROOT),
-        }
-        async with self.session.post(self.url(node, "decode"), json=body) as answer:
-            assert answer.status == 200, await answer.text()
-            async for line in answer.content:
-                if line.startswith(b"data: "):
-                    yield json.loads(line[6:])
-
-    async def run(self, job: PrefillJob, prefill: str = "p", decode: str = "d") -> tuple[list[int], dict[str, Any]]:
-        result = await self.prefill(prefill, job)
-        tokens = [result["first_token_id"]]
-        async for event in self.decode(decode, job, tokens[:1], result["handoff"]):
-            assert event["type"] != "error", event
-            tokens += event.get("ids", [])
-        return tokens, event
-
-    async def status(self, node: str) -> dict[str, Any]:
-        async with self.session.get(self.url(node, "status")) as answer:
-            document: dict[str, Any] = await answer.json()
-            return document
-
-    async def order(self, node: str, phase: str, generation: int) -> None:
-        body = {"phase": phase, "generation": generation, "drain_deadline_s": 30}
-        async with self.session.put(self.url(node, "phase"), json=body) as answer:
-            assert answer.status == 200
-        for _ in range(500):
-            status = await self.status(node)
-            if (status["phase"], status["state"]) == (phase, "ready"):
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("no switch")
-
-    async def idle(self) -> None:
-        for node in self.processes:
-            for _ in range(500):
-                status = await self.status(node)
-                if not (sum(status["running"].values()) + sum(status["queued"].values())):
-                    break
-                await asyncio.sleep(0.01)
-            assert status["orphans"] == 0
-            self.engine(node).check_integrity()
-
-
-@pytest.fixture
-async def agents(tmp_path: Path, models_dir: Path) -> AsyncIterator[Agents]:
-    processes = {}
-    for node, phase in (("p", "prefill"), ("d", "decode")):
-        spec = AgentSpec(data_dir=str(tmp_path), nodes=[tiny_spec(node, phase=phase)], models_dir=str(models_dir))
-        processes[node] = AgentProcess(msgspec.convert(msgspec.to_builtins(spec), AgentSpec), TOKEN)
-        await processes[node].start()
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
-        yield Agents(processes, session)
-    for process in processes.values():
-        await process.close()
-
-
-@pytest.fixture
-def other_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers' pools cannot be mapped, as on another host."""
-    monkeypatch.setattr(transport, "_on_this_host", lambda _pool: False)
 
 
 @pytest.mark.parametrize("length", [BLOCK - 1, 2 * BLOCK, 130])

@@ -21,6 +21,7 @@ from workers.agent.engines.base import (
     Sampling,
     TokenLogprob,
 )
+from workers.agent.push import PushTarget
 from workers.agent.spec import ModelSpec
 
 HASH_BYTES = 16
@@ -30,7 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 GenerationNumber = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # what the control plane can store
 PoolName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$")]
 AgentUrl = Annotated[str, msgspec.Meta(pattern=r"^https?://\S+$", max_length=2000)]
-Body = TypeVar("Body", bound="_Body")
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -79,6 +80,12 @@ class FetchBody(_Body, frozen=True):
     to_block: Count
 
 
+class PushTargetBody(_Body, frozen=True):
+    node: str
+    url: AgentUrl
+    pool: PoolName
+
+
 class HandoffBody(_Body, frozen=True):
     node: str
     url: AgentUrl
@@ -109,11 +116,13 @@ class PrefillBody(_Body, frozen=True):
     chain_b64: str
     tail_hash_b64: str | None = None
     fetch: FetchBody | None = None
+    push: PushTargetBody | None = None
     sampling: SamplingBody = SamplingBody()
     generation: GenerationNumber | None = None
 
-    def job(self, model: ModelSpec) -> PrefillJob:
-        """The engine's job. Raises EngineError 400 where the fields contradict each other."""
+    def job(self, model: ModelSpec, owner: str = "") -> PrefillJob:
+        """The engine's job, asked for by the gateway `owner`. Raises EngineError 400 where the fields contradict each
+        other."""
         chain = _hashes(self.chain_b64, "chain_b64")
         _check_lengths(len(self.token_ids), self.prompt_tokens, model)
         blocks = len(self.token_ids) // model.ids_per_block
@@ -132,6 +141,8 @@ class PrefillBody(_Body, frozen=True):
             if fetch is None
             else FetchSource(fetch.node, fetch.url, fetch.pool, fetch.from_block, fetch.to_block),
             sampling=self.sampling.sampling(),
+            push=None if self.push is None else PushTarget(self.push.node, self.push.url, self.push.pool),
+            owner=owner,
         )
 
 

@@ -24,6 +24,7 @@ from workers.agent.engines.base import (
     IterationSample,
     PrefillJob,
     PrefillResult,
+    PushReceived,
     RefChange,
     TokenChunk,
 )
@@ -38,6 +39,7 @@ from workers.agent.phase import (
     load_record,
     save_record,
 )
+from workers.agent.push import ByteStream, PushHead
 from workers.agent.spec import NodeSpec
 
 ITERATIONS_EVERY_S = 0.5
@@ -154,9 +156,29 @@ class NodeAgent:
     ) -> AsyncIterator[TokenChunk | DecodeFinished]:
         """Stream an output from here. Raises as `prefill`, before the first item."""
         with self._admitted("decode", job.request_id, generation, owner):
-            async with contextlib.aclosing(self.engine.decode(job)) as items:  # type: ignore[type-var]
-                async for item in items:
-                    yield item
+            pushed_here = job.handoff is None or job.handoff.node != self.name
+            if pushed_here:
+                self.custody.drop_handoff(job.request_id)  # the decode itself keeps it from now on
+            try:
+                async with contextlib.aclosing(self.engine.decode(job)) as items:  # type: ignore[type-var]
+                    async for item in items:
+                        yield item
+            finally:
+                if pushed_here:
+                    self.release_handoff(job.request_id)
+
+    def held_for_push(self, chain: bytes) -> int:
+        """Leading blocks of `chain` that a push need not bring. Raises EngineError where no decode may be handed over here."""
+        self._admit_phase("decode", None)
+        return self.engine.held_blocks(chain)
+
+    async def receive_push(self, head: PushHead, stream: ByteStream) -> PushReceived:
+        """Take in a context that its prefill node pushes here and keep it until its decode comes. Raises EngineError."""
+        self._admit_phase("decode", None)
+        received = await self.engine.receive_push(head, stream)
+        if not self.custody.has("decode", head.request_id):
+            self.custody.keep_handoff(head.request_id, head.owner, received.expires_at)
+        return received
 
     @contextlib.contextmanager
     def _admitted(self, stage: StageName, request_id: str, generation: int | None, owner: str) -> Iterator[None]:
@@ -170,16 +192,19 @@ class NodeAgent:
 
     def admit(self, stage: StageName, request_id: str, generation: int | None) -> None:
         """Raises EngineError where this work may not start now; changes nothing."""
-        try:
-            self.phase.admit(stage, generation)
-        except PhaseRefused as refused:
-            raise EngineError(409, refused.code, refused.message) from None
+        self._admit_phase(stage, generation)
         if self.custody.has(stage, request_id):
             raise EngineError(409, "duplicate-request", f"{stage} of this request is already here", "request_id")
         status = self.engine.status()
         queued = status.queued_prefill if stage == "prefill" else status.queued_decode
         if queued >= self.spec.limits.max_queue:
             raise EngineError(429, "queue-full", f"{queued} requests wait for {stage} on this node")
+
+    def _admit_phase(self, stage: StageName, generation: int | None) -> None:
+        try:
+            self.phase.admit(stage, generation)
+        except PhaseRefused as refused:
+            raise EngineError(409, refused.code, refused.message) from None
 
     def abort(self, request_id: str) -> bool:
         """End the request's work and give up its hand-over. False where nothing of it was here."""

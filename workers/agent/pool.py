@@ -162,12 +162,11 @@ class KvPool:
         try:
             while pending:
                 missing = pending[0]
-                block = self.file.begin(missing.slot)
+                block = self.open(missing)
                 if block is None:
-                    self.refused_writes += 1
                     break
                 write(missing.index, block)
-                self._finish(missing, block, checksum(block))
+                self.seal(missing, block)
                 pending.pop(0)
         finally:
             self.give_up(b"".join(missing.block for missing in pending))
@@ -184,22 +183,31 @@ class KvPool:
                 for index, slot in reservation.slots
             ]
 
-    def fill(self, missing: Missing, expected: int, data: Floats | memoryview) -> bool:
-        """Copy a fetched block into its slot. False, and counted, where its checksum is not `expected` or the host has no
-        memory left; the caller then gives the slot up."""
+    def open(self, missing: Missing) -> Floats | None:
+        """The bytes of a reserved slot, to be written, or None, and counted, where the host has no memory left."""
         block = self.file.begin(missing.slot)
         if block is None:
             self.refused_writes += 1
-            return False
-        if isinstance(data, memoryview):
-            block.data.cast("B")[:] = data
-        else:
-            block[...] = data
-        if checksum(block) != expected:
+        return block
+
+    def seal(self, missing: Missing, block: Floats, expected: int | None = None) -> bool:
+        """The opened `block` is written and can be read from now on. False, and counted, where its checksum is not
+        `expected`; the caller then gives the slot up."""
+        value = checksum(block)
+        if expected is not None and value != expected:
             self.checksum_failures += 1
             return False
-        self._finish(missing, block, expected)
+        self._finish(missing, value)
         return True
+
+    def fill(self, missing: Missing, expected: int, data: Floats | memoryview) -> bool:
+        """Copy a fetched block into its slot. False, and counted, where its checksum is not `expected` or the host has no
+        memory left; the caller then gives the slot up."""
+        block = self.open(missing)
+        if block is None:
+            return False
+        copy_into(block, data)
+        return self.seal(missing, block, expected)
 
     def give_up(self, blocks: bytes) -> None:
         """Drop blocks and all that follow them: reserved ones that were not written, or broken ones."""
@@ -210,7 +218,7 @@ class KvPool:
             if removed:
                 self._sink.removed(removed)
 
-    def _finish(self, missing: Missing, block: Floats, value: int) -> None:
+    def _finish(self, missing: Missing, value: int) -> None:
         tokens = self.file.geometry.block_tokens
         self.file.finish(missing.slot, Record(missing.block, missing.parent, tokens, value))
         with self._lock:
@@ -270,6 +278,14 @@ class KvPool:
             if pinned:
                 self.release(pinned)
 
+    def locate(self, block: bytes) -> tuple[int, int] | None:
+        """The file's slot of a full block or tail that can be read, and its checksum."""
+        with self._lock:
+            tail = self._tails.get(block)
+            slots = [tail.slot] if tail is not None else [self._physical[slot] for slot in self._index.slots(block)]
+        record = self.file.record(slots[0]) if slots else None
+        return None if record is None or record.block != block else (slots[0], record.checksum)
+
     # --- tails ------------------------------------------------------------------------------------------------
 
     def put_tail(
@@ -280,9 +296,10 @@ class KvPool:
         write: Callable[[Floats], None],
         until: float,
         request_id: str = "",
+        expected: int | None = None,
     ) -> bool:
         """Keep a partial block of `tokens` tokens until `until` or the release of all requests that want it; False where no
-        tail slot is free."""
+        tail slot is free, or where the checksum of what was written is not `expected` (counted)."""
         with self._lock:
             known = self._tails.get(block)
             if known is not None:
@@ -300,9 +317,22 @@ class KvPool:
                 self._free_tails.append(slot)
             return False
         write(view)
-        self.file.finish(slot, Record(block, parent, tokens, checksum(view)))
+        value = checksum(view)
+        if expected is not None and value != expected:
+            self.checksum_failures += 1
+            self.file.wipe(slot)
+            with self._lock:
+                self._free_tails.append(slot)
+            return False
+        self.file.finish(slot, Record(block, parent, tokens, value))
         with self._lock:
-            self._tails[block] = _Tail(slot, tokens, until, {request_id})
+            twin = self._tails.get(block)
+            if twin is not None:
+                self._drop_tail(block)
+                until, request_ids = max(until, twin.expires_at), twin.wanted_by | {request_id}
+            else:
+                request_ids = {request_id}
+            self._tails[block] = _Tail(slot, tokens, until, request_ids)
         return True
 
     def tail(self, block: bytes) -> Floats | None:
@@ -417,6 +447,14 @@ def open_pool(
     temporary.write_text(json.dumps({"name": file.name}))
     temporary.replace(kept)
     return KvPool(file, policy, now, sink), lock
+
+
+def copy_into(block: Floats, data: Floats | memoryview) -> None:
+    """Copy a block's bytes, or an array of its shape."""
+    if isinstance(data, memoryview):
+        block.data.cast("B")[:] = data
+    else:
+        block[...] = data
 
 
 def _at(chain: bytes, index: int) -> bytes:

@@ -31,10 +31,12 @@ from workers.agent.messages import (
 )
 from workers.agent.metrics import render_metrics
 from workers.agent.node import NodeAgent
+from workers.agent.push import LENGTH, MAX_HEAD_BYTES, PushHead
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 SSE_KEEPALIVE_S = 10.0
 MAX_BLOCKS_PER_READ = 4096
+PUSH_HEAD_TIMEOUT_S = 10.0
 OWNER_HEADER = "x-switchyard-gateway"
 _OWNER = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 NODES = web.AppKey("nodes", dict[str, NodeAgent])
@@ -60,6 +62,8 @@ def build_app(nodes: dict[str, NodeAgent], token: str, max_body_bytes: int = MAX
     route("GET", "/nodes/{node}/v1/kv/snapshot", _of_node(_snapshot))
     route("POST", "/nodes/{node}/v1/kv/refs", _of_node(_refs))
     route("POST", "/nodes/{node}/v1/kv/blocks", _of_node(_blocks))
+    route("POST", "/nodes/{node}/v1/kv/held", _of_node(_held))
+    route("POST", "/nodes/{node}/v1/kv/push", _of_node(_push))
     return app
 
 
@@ -167,7 +171,8 @@ async def _status(_request: web.Request, node: NodeAgent) -> web.Response:
 
 async def _prefill(request: web.Request, node: NodeAgent) -> web.Response:
     body = parse_body(await request.read(), PrefillBody)
-    result = await node.prefill(body.job(node.spec.model), body.generation, _owner(request))
+    owner = _owner(request)
+    result = await node.prefill(body.job(node.spec.model, owner), body.generation, owner)
     return web.json_response(encode_prefill_result(result))
 
 
@@ -268,6 +273,32 @@ async def _snapshot(_request: web.Request, node: NodeAgent) -> web.Response:
 async def _refs(request: web.Request, node: NodeAgent) -> web.Response:
     body = parse_body(await request.read(), RefsBody)
     return web.json_response(node.apply_refs(body.seq, body.reset, body.ref_changes()))
+
+
+async def _held(request: web.Request, node: NodeAgent) -> web.Response:
+    chain = await request.read()
+    if len(chain) % 16:
+        raise EngineError(400, "bad-field", "expected 16-byte hashes", "body")
+    return web.json_response({"blocks": node.held_for_push(chain)})
+
+
+async def _push(request: web.Request, node: NodeAgent) -> web.Response:
+    received = await node.receive_push(await _push_head(request), request.content)
+    return web.json_response({"blocks": received.blocks, "tail": received.tail, "expires_at": received.expires_at})
+
+
+async def _push_head(request: web.Request) -> PushHead:
+    """The head of a pushed context; its frames are left to be read."""
+    try:
+        async with asyncio.timeout(PUSH_HEAD_TIMEOUT_S):
+            (length,) = LENGTH.unpack(await request.content.readexactly(LENGTH.size))
+            if length > MAX_HEAD_BYTES:
+                raise EngineError(413, "body-too-large", f"expected a head of at most {MAX_HEAD_BYTES} bytes", "body")
+            return parse_body(await request.content.readexactly(length), PushHead)
+    except asyncio.IncompleteReadError:
+        raise EngineError(400, "push-cut", "the body ended before its head did", "body") from None
+    except TimeoutError:
+        raise EngineError(408, "push-silent", "the head of the push did not come in time", "body") from None
 
 
 async def _blocks(request: web.Request, node: NodeAgent) -> web.StreamResponse:

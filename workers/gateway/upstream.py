@@ -140,6 +140,7 @@ class Upstream:
             "chain_b64": b64encode(chain).decode(),
             "tail_hash_b64": None if tail is None else b64encode(tail).decode(),
             "fetch": self._fetch(command.fetch),
+            "push": self._push(command),
             "sampling": self._sampling(session, session.output_tokens),
             "generation": command.generation,
         }
@@ -167,6 +168,13 @@ class Upstream:
             "from_block": fetch.from_block,
             "to_block": fetch.to_block,
         }
+
+    def _push(self, command: commands.StartPrefill) -> dict[str, Any] | None:
+        """The decode node, to which the context is sent while it is computed."""
+        target = self._nodes.get(command.decode_node) if command.decode_node is not None else None
+        if target is None or target.name == command.node or not target.pool_name:
+            return None
+        return {"node": target.name, "url": target.url, "pool": target.pool_name}
 
     @staticmethod
     def _sampling(session: Session, resumed_tokens: int) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from workers.agent.push import ByteStream, PushHead, PushTarget
+
 Phase = Literal["prefill", "decode", "mixed"]
 Stage = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length", "abort"]
@@ -88,7 +90,8 @@ class Handoff:
 @dataclass(frozen=True, slots=True)
 class PrefillJob:
     """Compute the prompt's KV and sample its first output token. `token_ids` holds `prompt_tokens` tokens in ids of
-    `tokens_per_id` tokens; `chain` its full blocks; `tail_hash` its partial block, where there is one."""
+    `tokens_per_id` tokens; `chain` its full blocks; `tail_hash` its partial block, where there is one. With `push` the context is
+    sent to that decode node while it is computed; `owner` is the gateway that asks, which the decode node is told."""
 
     request_id: str
     token_ids: array[int]
@@ -97,6 +100,18 @@ class PrefillJob:
     tail_hash: bytes | None
     fetch: FetchSource | None
     sampling: Sampling
+    push: PushTarget | None = None
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PushReceived:
+    """A finished push: the first `blocks` blocks of its chain are here, and its `tail` if it had one, pinned until
+    `expires_at` (unix seconds) or `release_handoff`."""
+
+    blocks: int
+    tail: bool
+    expires_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,3 +307,10 @@ class Engine(Protocol):
     def read_blocks(self, hashes: bytes) -> AsyncIterator[bytes]:
         """Frames (`length u32 LE, hash 16, checksum u64 LE, bytes`) of the blocks held among `hashes`, tail blocks too.
         Engines without bytes raise EngineError 400 `no-kv-bytes`."""
+
+    def held_blocks(self, chain: bytes) -> int:
+        """Leading blocks of `chain` in the host pool. Engines without bytes raise as `read_blocks`."""
+
+    async def receive_push(self, head: PushHead, stream: ByteStream) -> PushReceived:
+        """Take in a context that its prefill node pushes here, and keep it for its decode. Raises EngineError; engines
+        without bytes as `read_blocks`."""

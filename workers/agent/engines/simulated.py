@@ -26,6 +26,7 @@ from workers.agent.engines.base import (
     Phase,
     PrefillJob,
     PrefillResult,
+    PushReceived,
     RefChange,
     Segment,
     TokenChunk,
@@ -37,6 +38,7 @@ from workers.agent.engines.simulated_pool import SimulatedPool
 from workers.agent.engines.simulated_prefill import PrefillStage
 from workers.agent.engines.simulated_prefill_loop import PrefillLoop
 from workers.agent.engines.simulated_timing import timing_of
+from workers.agent.push import ByteStream, PushHead
 from workers.agent.spec import NodeSpec, SpecError
 
 GRID_PLACES = 8
@@ -167,8 +169,14 @@ class SimulatedEngine:
         self.node.pool.apply_refs(changes, reset)
 
     async def read_blocks(self, hashes: bytes) -> AsyncIterator[bytes]:
-        raise EngineError(400, "no-kv-bytes", "a simulated node keeps account of KV without having any")
+        raise _no_bytes()
         yield hashes  # makes this a generator, as the interface asks
+
+    def held_blocks(self, chain: bytes) -> int:
+        raise _no_bytes()
+
+    async def receive_push(self, head: PushHead, stream: ByteStream) -> PushReceived:
+        raise _no_bytes()
 
     def check_integrity(self) -> None:
         """Raises AssertionError where device memory, queues or the pool do not add up."""
@@ -256,3 +264,7 @@ class SimulatedEngine:
         """Another node freed memory here: see, once it is done, whether that lets a prompt start."""
         if self._prefill_loop.queue and not self.node.closed:
             self._loop.call_soon(lambda: self._go_on(self._catch_up()))
+
+
+def _no_bytes() -> EngineError:
+    return EngineError(400, "no-kv-bytes", "a simulated node keeps account of KV without having any")

@@ -18,9 +18,11 @@ from workers.agent.engines.base import (
     EngineSink,
     EngineStatus,
     FetchSource,
+    Handoff,
     Phase,
     PrefillJob,
     PrefillResult,
+    PushReceived,
     RefChange,
     Segment,
     TokenChunk,
@@ -30,13 +32,23 @@ from workers.agent.engines.reference.gguf_file import ModelFileError
 from workers.agent.engines.reference.kv import DeviceKv
 from workers.agent.engines.reference.loop import EngineLoop
 from workers.agent.engines.reference.model import LlamaModel
+from workers.agent.engines.reference.pusher import Push, Pusher
+from workers.agent.engines.reference.receiver import PushReceiver
 from workers.agent.engines.reference.scheduler import Scheduler
 from workers.agent.engines.reference.tasks import Emission, Task, decode_task, prefill_task, usable_handoff
 from workers.agent.engines.reference.weights import Weights, load_weights
 from workers.agent.pool import KvPool, open_pool
+from workers.agent.push import ByteStream, PushHead
 from workers.agent.shared_memory import HASH_BYTES, PoolError, PoolGeometry
 from workers.agent.spec import NodeSpec, SpecError
-from workers.agent.transport import BlockSource, HttpTransport, SharedMemoryTransport, Transport, Transports
+from workers.agent.transport import (
+    AgentCalls,
+    BlockSource,
+    HttpTransport,
+    SharedMemoryTransport,
+    Transport,
+    Transports,
+)
 
 FRAMES_AT_ONCE = 4
 
@@ -63,6 +75,8 @@ class ReferenceEngine:
         self._pool: KvPool
         self._loop: EngineLoop
         self._fetcher: Fetcher
+        self._pusher: Pusher
+        self._receiver: PushReceiver
         self._lock: TextIO
         self._session: aiohttp.ClientSession
 
@@ -89,9 +103,12 @@ class ReferenceEngine:
         except PoolError as error:
             raise SpecError("nodes", str(error)) from None
         self._session = aiohttp.ClientSession()
-        transports = Transports(self._ways(geometry))
+        calls = AgentCalls(context.token, self._session)
+        transports = Transports(self._ways(geometry, calls), calls)
         limits = spec.limits
         self._transports = transports
+        self._pusher = Pusher(self._pool, transports, spec.name, limits.fetch_deadline_s)
+        self._receiver = PushReceiver(self._pool, limits.fetch_deadline_s, limits.fetch_bytes)
         self._fetcher = Fetcher(self._pool, transports, spec.name, limits.fetch_deadline_s, limits.fetch_bytes)
         self._kv = DeviceKv(config, block_tokens, limits.kv_tokens)
         self._loop = EngineLoop(
@@ -106,11 +123,11 @@ class ReferenceEngine:
         self._vocabulary = config.vocabulary
         self._loop.start()
 
-    def _ways(self, geometry: PoolGeometry) -> list[Transport]:
+    def _ways(self, geometry: PoolGeometry, calls: AgentCalls) -> list[Transport]:
         """The ways to read peers' pools that the node's start file names, in its order."""
         ways: dict[str, Callable[[], Transport]] = {
-            "shared-memory": lambda: SharedMemoryTransport(geometry),
-            "http": lambda: HttpTransport(geometry, self._context.token, self._session),
+            "shared-memory": lambda: SharedMemoryTransport(geometry, calls),
+            "http": lambda: HttpTransport(geometry, calls),
         }
         return [ways[name]() for name in self._spec.transports]
 
@@ -122,6 +139,7 @@ class ReferenceEngine:
         for fetch in list(self._fetches.values()):
             fetch.cancel()
         await asyncio.gather(*self._fetches.values(), return_exceptions=True)
+        await self._pusher.close()
         await asyncio.to_thread(self._loop.stop)
         await self._session.close()
         self._pool.close(unlink=True)
@@ -146,11 +164,23 @@ class ReferenceEngine:
 
         task = prefill_task(job, self._emitter(settle), time.monotonic(), self._spec.model.block_tokens)
         fetch = None if job.fetch is None else self._fetcher.for_prefill(task, job.fetch)
+        if job.push is not None:
+            self._pusher.start(task, job.push, job.owner)
         self._submit(task, fetch)
         try:
-            return await future
+            result = await future
+        except BaseException:
+            self._end_push(task, wanted=False)
+            raise
         finally:
             self._forget(task)
+        self._end_push(task, wanted=result.first_finish is None)
+        return result
+
+    def _end_push(self, task: Task, wanted: bool) -> None:
+        if isinstance(task.push, Push):
+            end = self._pusher.done if wanted else self._pusher.cancel
+            end(task.push)
 
     async def fetch_ahead(self, job: PrefillJob, source: FetchSource) -> int:
         """Bring a prompt's blocks from a peer to the own pool without computing anything; answers how many came."""
@@ -173,7 +203,8 @@ class ReferenceEngine:
             yield self._loop.finished_before_start(task)
             return
         handoff = usable_handoff(job.handoff, chain, model.block_tokens, len(job.token_ids) - 1)
-        self._submit(task, None if handoff is None else self._fetcher.for_decode(task, handoff))
+        comes = handoff is not None or self._receiver.is_coming(job.request_id)
+        self._submit(task, self._take_over(task, handoff) if comes else None)
         try:
             while True:
                 item = await items.get()
@@ -186,14 +217,29 @@ class ReferenceEngine:
         finally:
             self._forget(task)
 
+    async def _take_over(self, task: Task, handoff: Handoff | None) -> None:
+        """Bring a handed-over context here: what its prefill node is still pushing is waited for, the rest fetched."""
+        began = time.monotonic()
+        await self._receiver.settled(task.request_id)
+        waited_s = time.monotonic() - began
+        if handoff is not None:
+            await self._fetcher.for_decode(task, handoff)
+        task.fetch_s += waited_s
+        former, task.pinned = task.pinned, self._pool.acquire(task.chain)
+        self._pool.release(former)
+        if handoff is None or handoff.node != self._spec.name:
+            self._pool.release_handoff(task.request_id)
+
     def abort(self, request_id: str) -> bool:
+        dropped = self._receiver.drop(request_id)
         found = [task for task in self._tasks if task.request_id == request_id and not task.ended]
         for task in found:
             self._drop(task)
-        return bool(found)
+        return bool(found) or dropped
 
     def release_handoff(self, request_id: str) -> bool:
-        return self._pool.release_handoff(request_id)
+        dropped = self._receiver.drop(request_id)
+        return self._pool.release_handoff(request_id) or dropped
 
     def _check(self, ids: Sequence[int], device_tokens: int) -> None:
         if self._closed:
@@ -256,9 +302,14 @@ class ReferenceEngine:
             "refused_pool_writes": pool.refused_writes,
             "adopted_blocks": pool.adopted_blocks,
             "engine_failures": self._loop.failures,
+            "failed_pushes": self._pusher.failed_pushes,
+            "broken_pushes": self._receiver.broken_pushes,
+            "received_blocks": self._receiver.received_blocks,
         }
         for name, blocks in self._transports.fetched.items():
             counters[f"fetched_blocks_{name.replace('-', '_')}"] = blocks
+        for name, blocks in self._transports.pushed.items():
+            counters[f"pushed_blocks_{name.replace('-', '_')}"] = blocks
         return EngineStatus(
             model=spec.model.name,
             running_prefill=len(scheduler.running["prefill"]),
@@ -290,6 +341,14 @@ class ReferenceEngine:
             for frame in await asyncio.to_thread(self._frames, blocks[start : start + FRAMES_AT_ONCE]):
                 yield frame
 
+    def held_blocks(self, chain: bytes) -> int:
+        return self._pool.lookup(chain)
+
+    async def receive_push(self, head: PushHead, stream: ByteStream) -> PushReceived:
+        if self._closed:
+            raise EngineError(503, "shutting-down", "the node is stopping")
+        return await self._receiver.receive(head, stream)
+
     def _frames(self, blocks: Sequence[bytes]) -> list[bytes]:
         return [frame for frame in map(self._pool.frame, blocks) if frame is not None]
 
@@ -298,5 +357,6 @@ class ReferenceEngine:
         if idle:
             assert not self._loop.scheduler.tasks(), "tasks are left"
             assert not self._fetches, "fetches are left"
+            assert not self._receiver.under_way, "pushes are left"
         self._loop.scheduler.check_integrity()
         self._pool.check_integrity(idle)

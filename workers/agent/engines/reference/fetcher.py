@@ -152,10 +152,10 @@ class Fetcher:
     async def _tail(self, task: Task, source: BlockSource, handoff: Handoff) -> None:
         assert handoff.tail_hash is not None, "called without a tail"
         blocks = len(handoff.chain) // HASH_BYTES
-        if source.node == self._node:
-            own = self._pool.tail(handoff.tail_hash)
-            if own is not None:
-                task.tail = TailCopy(blocks, handoff.tail_tokens, own)
+        own = self._pool.tail(handoff.tail_hash)
+        if own is not None:
+            task.tail = TailCopy(blocks, handoff.tail_tokens, own)
+        if own is not None or source.node == self._node:
             return
         copy: Floats = np.empty(self._pool.file.geometry.shape, np.float32)
 

@@ -1,6 +1,7 @@
 """The engine's one loop, in its own thread: admit, one chunk of prompts, one step of outputs, again.
 
-It serves both phases alike. Aborts take effect between two iterations and free everything at once. Full blocks are written
+It serves both phases alike. Aborts take effect between two iterations (between two layers, where nobody waits for any request
+of the iteration any more) and free everything at once. Full blocks are written
 through to the host pool as soon as they are computed, in both stages.
 """
 
@@ -13,7 +14,6 @@ from collections.abc import Callable
 
 import structlog
 
-from apps.kvcache.domain.hashing import extend_chain
 from apps.planning.domain.cost_model import pairs
 from workers.agent.engines.base import (
     HANDOFF_PIN_S,
@@ -36,12 +36,17 @@ from workers.agent.engines.reference.sampler import sample
 from workers.agent.engines.reference.scheduler import Scheduler
 from workers.agent.engines.reference.tasks import Task
 from workers.agent.engines.reference.weights import Floats
+from workers.agent.engines.reference.write_through import WriteThrough
 from workers.agent.pool import KvPool
 from workers.agent.shared_memory import HASH_BYTES
 from workers.agent.transport import BlockSource
 
 HOUSEKEEPING_S = 1.0
 logger = structlog.get_logger("switchyard.agent")
+
+
+class _Abandoned(Exception):
+    """Nobody waits for any request of the iteration any more."""
 
 
 class EngineLoop:
@@ -63,6 +68,7 @@ class EngineLoop:
         self._model = model
         self._kv = kv
         self._pool = pool
+        self._through = WriteThrough(pool, kv)
         self._sink = sink
         self._here = here
         self._context_tokens = context_tokens
@@ -209,6 +215,8 @@ class EngineLoop:
             self._kv.block(table, loaded)[:, :, :, : tail.tokens] = tail.block[:, :, :, : tail.tokens]
             tokens += tail.tokens
         task.stored_blocks = loaded
+        if task.push is not None:
+            task.push.stored(loaded)
         # Even a wholly known prompt computes its last token: its logits are what is asked for.
         task.computed = task.restored_tokens = min(tokens, len(task.ids) - 1)
         task.recomputed_tokens = task.left_tokens
@@ -224,11 +232,27 @@ class EngineLoop:
         for task, start, end in chunks:
             assert task.table is not None, "running without blocks"
             parts.append(Part(task.table, start, task.ids[start:end], task.stage == "prefill" and end == task.wanted))
-        logits = self._model.forward(self._kv, parts)
+        writes = [write for task, _, end in chunks if (write := self._through.layered(task, end)) is not None]
+
+        def layer_done(layer: int) -> None:
+            if all(task.aborted for task, _, _ in chunks):
+                raise _Abandoned
+            for write in writes:
+                write.layer(layer)
+
+        try:
+            logits = self._model.forward(self._kv, parts, layer_done)
+            for write in writes:
+                write.finish()
+        except _Abandoned:
+            return [chunk.task for chunk in chunks]
+        finally:
+            for write in writes:
+                write.give_up()
         finished = [chunk.task for chunk, part in zip(chunks, parts, strict=True) if part.logits]
         for task, _, end in chunks:
             task.computed = end
-            self._store(task)
+            self._through.store(task)
         sampled = [
             sample(row, task.sampling, task.request_id, task.ids, task.prompt_tokens)
             for task, row in zip(finished, logits, strict=True)
@@ -286,6 +310,8 @@ class EngineLoop:
             ):
                 tail_hash = None
         tokens_in_tail = tail_tokens if tail_hash is not None else 0
+        if task.push is not None and wanted:
+            task.push.finish(tail_hash, tokens_in_tail)
         return Handoff(
             node=self._here.node,
             url=self._here.url,
@@ -313,7 +339,7 @@ class EngineLoop:
         chunks: list[tuple[Task, TokenChunk]] = []
         for task, row in zip(batch, logits, strict=True):
             task.computed = task.wanted = len(task.ids)
-            self._store(task)
+            self._through.store(task)
             token, logprob = sample(row, task.sampling, task.request_id, task.ids, task.prompt_tokens)
             if self._stops(task, token):
                 finished.append((task, "stop"))
@@ -352,24 +378,6 @@ class EngineLoop:
         sampling = task.sampling
         ends = token in self._model.config.end_token_ids and not sampling.ignore_eos
         return ends or token in sampling.stop_token_ids
-
-    def _store(self, task: Task) -> None:
-        """Write blocks that just became full through to the pool; `[0, stored_blocks)` are there or found no room."""
-        full = task.computed // self._block_tokens
-        if full <= task.stored_blocks:
-            return
-        if full > task.blocks:
-            parent = task.chain[-HASH_BYTES:] or task.root
-            known = task.blocks * self._block_tokens
-            task.chain += extend_chain(parent, task.ids[known : full * self._block_tokens], self._block_tokens)
-        table = task.table
-        assert table is not None, "running without blocks"
-
-        def write(index: int, block: Floats) -> None:
-            block[...] = self._kv.block(table, index)
-
-        self._pool.store(task.chain[: full * HASH_BYTES], write)
-        task.stored_blocks = full
 
     def _report(self, stage: Stage, began: float, chunks_tokens: list[tuple[int, int]], requests: int) -> None:
         """One sample: `chunks_tokens` are the computed ranges of each request."""

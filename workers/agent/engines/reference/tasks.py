@@ -10,8 +10,9 @@ Ownership of a task's tokens, as half-open ranges of its ids:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from workers.agent.engines.base import (
     DecodeFinished,
@@ -25,6 +26,7 @@ from workers.agent.engines.base import (
     TokenChunk,
 )
 from workers.agent.engines.reference.kv import BlockTable
+from workers.agent.pool import Missing
 from workers.agent.shared_memory import HASH_BYTES, Floats
 
 Emission = PrefillResult | TokenChunk | DecodeFinished | EngineError
@@ -37,6 +39,16 @@ class TailCopy:
     after_block: int
     tokens: int
     block: Floats
+
+
+class PushNotes(Protocol):
+    """Told by the engine's thread what of a context can be sent on."""
+
+    def wrote(self, layer: int, blocks: Sequence[Missing]) -> None: ...
+
+    def stored(self, blocks: int) -> None: ...
+
+    def finish(self, tail: bytes | None, tail_tokens: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +77,7 @@ class Task:
     fetched_blocks: int = 0
     fetch_s: float = 0.0
     tail: TailCopy | None = None
+    push: PushNotes | None = None
     # running
     overtaken: int = 0
     aborted: bool = False
