@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from apps.planning import orders, services, windows
+from apps.planning.domain.capacity import Workload
 from apps.planning.domain.phase_machine import AgentUnreachable, PushAnswered, PushPhase, StatusReported, Tick
 from apps.planning.models import SwitchOrder
 from apps.topology import configuration
@@ -15,7 +16,8 @@ from apps.topology.models import Node
 from controlplane.actors import SYSTEM
 from controlplane.errors import Conflict
 from tests.factories import COEFFICIENTS, MODEL, NETWORK, actor_with
-from workers.planner import driving, engines, health, reach
+from workers.planner import driving, engines, health, live_state, reach, simulating
+from workers.planner.simulating import LiveState
 
 pytestmark = pytest.mark.django_db
 ADA = actor_with("administrator", "ada")
@@ -252,3 +254,27 @@ def test_sglangs_switch_costs_the_time_it_serves_nothing_and_the_context_it_lose
     measured_s = (step.finished_at - step.drained_at).total_seconds()
     assert 0 < measured_s < 4
     assert cost_s(partition, lost) == pytest.approx(measured_s + recompute_s)
+
+
+def test_a_dry_run_simulates_engines_as_the_gateway_sees_them(world, monkeypatch):
+    partition, gateway, _ = world("vllm", ("prefill", "decode", "decode"))
+    monkeypatch.setattr(
+        reach, "live", lambda _: {"nodes": [n | {"pool_capacity_blocks": 5000} for n in gateway()["nodes"]]}
+    )
+    for name in ("WARM_UP_REQUESTS", "SCORED_REQUESTS", "SHORTEST_S"):
+        monkeypatch.setattr(simulating, name, 20)
+    with reach.Reach(partition, list(Node.objects.all())) as nodes:
+        documents = {node.name: nodes.document(node.name) for node in Node.objects.all()}
+    workload = Workload(t_uc=900.0, pairs=2e6, t_rst=0.0, t_out=60.0, t_acc=2.2, u_tokens=8192.0, in_flight=6.0)
+    limits = {name: live_state._limits_of(name, said) for name, said in documents.items()}
+    document = configuration.latest(partition).document
+    tenant = {"name": "t", "sharing_domain": "t", "weight": 1.0, "paused": False, "default_objective": "o"}
+    document |= {
+        "tenants": [tenant],
+        "objectives": [{"name": "o", "band": "b"}],
+        "bands": [{"name": "b", "priority": 0}],
+    }
+    state = LiveState(document, limits, workload, 640.0, 1.0, 0.5)
+    found = simulating.compare(state, ["e1"], ["e1", "e2"])
+    assert found["current"]["requests"] > 0
+    assert found["candidate"]["requests"] > 0
