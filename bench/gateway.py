@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,8 @@ LONGEST_GAP_MS = 100.0
 PLAIN = {"w1": "mixed", "w2": "mixed", "w3": "mixed", "w4": "mixed"}
 PAIR = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
 LOADS = {"small": (1500, 300), "big": (500, 120)}  # requests of 32 clients, of one
-SETTLE_S = 10.0
+READY_S = 90.0
+SETTLE_S = 3.0
 
 
 def free_port() -> int:
@@ -133,6 +135,22 @@ class Bench:
         )  # fmt: skip
         return port, process.pid
 
+    def ready(self, *gateways: tuple[int, int]) -> None:
+        """Waits until each answers a completion. Raises RuntimeError after `READY_S`."""
+        body = json.dumps({"model": "bench", "messages": [{"role": "user", "content": "ready?"}]}).encode()
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        deadline = time.monotonic() + READY_S
+        for port, _ in gateways:
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            while True:
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=5).read()
+                    break
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"the gateway on port {port} does not answer")
+                time.sleep(0.5)
+        time.sleep(SETTLE_S)
+
     def load(self, gateway: tuple[int, int], size: str, clients: int, requests: int) -> dict[str, float]:
         """What clients saw, and the gateway's CPU seconds a thousand requests."""
         port, pid = gateway
@@ -172,7 +190,7 @@ def compare(running: Bench, rounds: int) -> None:
         time.sleep(1.0)
         both = {"ours": running.ours(ports, phases), "smg": running.theirs(ports, phases)}
         gateways[kind] = {name: gateway for name, gateway in both.items() if gateway is not None}
-    time.sleep(SETTLE_S)
+    running.ready(*(gateway for known in gateways.values() for gateway in known.values()))
     seen: dict[tuple[str, str, str], list[dict[str, float]]] = defaultdict(list)
     for _ in range(rounds):
         for size, (many, single) in LOADS.items():
@@ -202,7 +220,7 @@ def many_streams(running: Bench, streams: int) -> None:
     """`streams` open at once, 20 tokens a second each: the longest pause in any of them, with and without the gateway."""
     ports = running.workers(PLAIN, "--itl-ms", "50", "--tokens", "200")
     gateway = running.ours(ports, PLAIN)
-    time.sleep(SETTLE_S)
+    running.ready(gateway)
     direct = running.load((ports["w1"], gateway[1]), "small", streams, streams)
     seen = running.load(gateway, "small", streams, streams)
     stall = seen["gap_p99_ms"] - 50.0
