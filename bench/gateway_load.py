@@ -73,7 +73,8 @@ class Load:
                 raise ConnectionError(f"refused: {head[:60]!r}")
         writer.close()
 
-    async def guarded(self, number: int) -> None:
+    async def guarded(self, number: int, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         try:
             await self.client(number)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -83,7 +84,8 @@ class Load:
 async def run(arguments: argparse.Namespace) -> None:
     load = Load(arguments.port, requests(arguments.size, arguments.key), arguments.requests)
     began = time.perf_counter()
-    await asyncio.gather(*(load.guarded(number) for number in range(arguments.clients)))
+    apart_s = arguments.ramp_s / arguments.clients
+    await asyncio.gather(*(load.guarded(number, number * apart_s) for number in range(arguments.clients)))
     seconds = time.perf_counter() - began
     times, gaps = sorted(load.times_ms) or [0.0], sorted(load.gaps_ms) or [0.0]
     told = {
@@ -104,5 +106,6 @@ if __name__ == "__main__":
     parser.add_argument("--size", choices=tuple(SIZES), default="small")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--ramp-s", type=float, default=0.0, help="clients begin one after another over this time")
     parser.add_argument("--key", default="sk-bench")
     uvloop.run(run(parser.parse_args()))
