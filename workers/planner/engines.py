@@ -32,18 +32,17 @@ Live = Callable[[], Mapping[str, Any] | None]
 class Engines:
     """The existing engines of one partition. `live` gives the gateway's newest snapshot, None while there is none."""
 
-    def __init__(
-        self, nodes: Sequence[Node], live: Live, block_tokens: int, client: httpx.Client | None = None
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], live: Live, block_tokens: int) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._live = live
         self._block_tokens = block_tokens
-        self._client = client or httpx.Client(timeout=SWITCH_TIMEOUT_S, trust_env=False)
+        self._client: httpx.Client | None = None  # made when first needed: that takes a tenth of a second
         self._asked_at: dict[str, float] = {}
         self._idle: set[str] = set()
 
     def close(self) -> None:
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._nodes
@@ -110,6 +109,8 @@ class Engines:
 
     def _switch(self, node: Node, said: StatusReported) -> PushAnswered | AgentUnreachable | None:
         """None when it is done or goes on; what stands against it otherwise."""
+        if self._client is None:
+            self._client = httpx.Client(timeout=SWITCH_TIMEOUT_S, trust_env=False)
         try:
             response = self._client.post(
                 node.url.rstrip("/") + SWITCH_PATH, json={"new_role": said.target_phase}, headers=_key(node)
