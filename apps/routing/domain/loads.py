@@ -144,7 +144,7 @@ class LoadBook:
         if load is None:
             return NodeView(facts)
         works = tuple(load.prefills.values())
-        head_until, _ = load.priced(facts)
+        head_until, queued_s = load.priced(facts)
         return NodeView(
             facts=facts,
             queued=works[1:],
@@ -154,6 +154,7 @@ class LoadBook:
             announced_decode=len(load.announced),
             kv_used_tokens=load.kv_tokens,
             fetch_queue_bytes=max(0.0, load.link_free_at - now) * self._network.peer_bandwidth_bytes_s,
+            queued_s=queued_s,
         )
 
     def wait_s(self, now: float, facts: NodeFacts) -> float:

@@ -60,7 +60,7 @@ def predict(
 ) -> CandidateTerms:
     """The row of one eligible node: computing with what its own pool holds, or fetching first where that is faster."""
     facts = view.facts
-    waiting_s = queue_s(facts, view.queued)
+    waiting_s = queue_s(facts, view.queued) if view.queued_s is None else view.queued_s
     local_blocks = query.matches.get(view.name, 0)
     local_tokens = _usable_tokens(query, local_blocks)
     row = _row(query, view, waiting_s, local_tokens)

@@ -48,7 +48,8 @@ class NodeFacts:
 
 class NodeView(NamedTuple):
     """A node and its load at one moment. `announced_decode` are requests on their way to decode there;
-    `kv_used_tokens` is what running and announced requests may grow to; `fetch_queue_bytes` still have to arrive."""
+    `kv_used_tokens` is what running and announced requests may grow to; `fetch_queue_bytes` still have to arrive.
+    `queued_s` prices `queued` where that was counted already (None: count it)."""
 
     facts: NodeFacts
     queued: tuple[QueuedWork, ...] = ()
@@ -58,6 +59,7 @@ class NodeView(NamedTuple):
     announced_decode: int = 0
     kv_used_tokens: int = 0
     fetch_queue_bytes: float = 0.0
+    queued_s: float | None = None
 
     @property
     def name(self) -> str:
