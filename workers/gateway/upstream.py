@@ -219,12 +219,16 @@ class Upstream:
 
     def _output_chain(self, session: Session, stored: bytes) -> bytes:
         """The answer's blocks after the prompt's: what the node stored after its own prompt, and before it the blocks of
-        output that were part of that prompt."""
-        if not session.resumed_tokens or self._model.symbolic:
+        output that were part of that prompt. What is not the hash of prompt and output is left out."""
+        if self._model.symbolic:
             return stored
         chain, _ = self._hashes(session, session.ids + session.output_ids)
         resumed_blocks = (session.prompt.tokens + session.resumed_tokens) // self._model.block_tokens
-        return chain[len(session.prompt.chain) : resumed_blocks * HASH_BYTES] + stored
+        own = resumed_blocks * HASH_BYTES
+        if not chain.startswith(stored, own):
+            logger.warning("a node says it stored other blocks than its output's", request=session.request_id)
+            stored = b""
+        return chain[len(session.prompt.chain) : own] + stored
 
     def _decode_body(self, session: Session, command: commands.StartDecode) -> dict[str, Any]:
         ids = session.ids if self._model.symbolic else session.ids + session.output_ids

@@ -95,7 +95,7 @@ class RequestServed:
 @dataclass(frozen=True, slots=True)
 class OutputStored:
     """The request is finished. `chain`: the full blocks that its output added after the prompt's chain (may be empty;
-    the whole chain, prompt included, is understood too)."""
+    the whole chain, prompt included, is understood too). One that cannot follow the prompt is not taken: `refused_outputs`."""
 
     request_id: str
     chain: bytes

@@ -56,6 +56,7 @@ class KvMachine:
         self._streams: dict[str, NodeStream[StreamEvent]] = {}
         self._unsettled: set[str] = set()  # nodes of which a snapshot is awaited
         self._phases: dict[str, KnownPhase] = {}
+        self.refused_outputs = 0
         self._recounts: dict[str, float] = {}  # when each node is to be told its counts anew
         self._handlers: dict[type, Callable[[float, Any, list[Any]], None]] = {
             ev.RequestSeen: self._request_seen,
@@ -322,6 +323,11 @@ class KvMachine:
         _check_hashes("chain", event.chain)
         head = request.prompt.chain
         chain = event.chain if head and event.chain.startswith(head) else head + event.chain
+        stray = self._directory.tree.stray(chain)
+        if stray is not None:
+            self.refused_outputs += 1
+            self._finish(now, request, out)
+            return
         end = self._directory.tree.insert(chain)
         branch = self._ledger.branches.get(request.branch_id)
         if branch is not None and branch.latest == request.request_id and branch.end is not end:

@@ -165,19 +165,34 @@ class SegmentTree:
 
         At once where `block` ends a segment or what `holder` has of one; else the holder's segments are searched.
         """
-        segment = self._ends.get(block)
-        if segment is not None:
-            return segment, segment.blocks
+        ends = self._ends.get(block)
+        if ends is not None and ends.held_blocks(holder) == ends.blocks:
+            return ends, ends.blocks
         frontier = self._frontiers[holder]
         segment = frontier.get(block)
         if segment is not None:
             return segment, segment.held_blocks(holder)
+        if ends is not None:
+            return ends, ends.blocks
         for segment in frontier.values():
             at = segment.hashes.find(block)
             while at >= 0:
                 if at % HASH_BYTES == 0:
                     return segment, at // HASH_BYTES + 1
                 at = segment.hashes.find(block, at + 1)
+        return None
+
+    def stray(self, chain: bytes) -> bytes | None:
+        """The first block of `chain` that cannot be where it is: it is there twice, or ends a segment somewhere else. A block's
+        hash includes its parent's, so a sound chain has none. Only blocks that are new on this path are looked at."""
+        known = sum(common for _, common in self.walk(chain))
+        for at in range(known * HASH_BYTES, len(chain), HASH_BYTES):
+            block = chain[at : at + HASH_BYTES]
+            first = chain.find(block)
+            while first % HASH_BYTES:
+                first = chain.find(block, first + 1)
+            if first < at or block in self._ends:
+                return block
         return None
 
     # ---- changing what is held and counted -----------------------------------------------------------------------
@@ -211,8 +226,7 @@ class SegmentTree:
             return False
         if len(segment.held) != 1 or segment.held.get(holder) != end:
             return False
-        last = segment.hashes[-HASH_BYTES:]
-        del self._ends[last]
+        self._unindex(segment)
         segment.hashes += hashes
         self._ends[segment.hashes[-HASH_BYTES:]] = segment
         blocks = segment.blocks
@@ -305,11 +319,16 @@ class SegmentTree:
         self.total_blocks += segment.blocks
         return segment
 
+    def _unindex(self, segment: Segment) -> None:
+        last = segment.hashes[-HASH_BYTES:]
+        if self._ends.get(last) is segment:
+            del self._ends[last]
+
     def _drop(self, segment: Segment) -> None:
         parent = segment.parent
         assert parent is not None
         del parent.children[segment.block(0)]
-        del self._ends[segment.hashes[-HASH_BYTES:]]
+        self._unindex(segment)
         self._unused.pop(segment, None)
         self.total_blocks -= segment.blocks
         segment.parent = None
@@ -318,7 +337,7 @@ class SegmentTree:
         """Forget the blocks of a leaf from `blocks` on."""
         if blocks == segment.blocks:
             return
-        del self._ends[segment.hashes[-HASH_BYTES:]]
+        self._unindex(segment)
         self.total_blocks -= segment.blocks - blocks
         segment.hashes = segment.hashes[: blocks * HASH_BYTES]
         self._ends[segment.hashes[-HASH_BYTES:]] = segment
@@ -362,7 +381,7 @@ class SegmentTree:
             else:
                 frontier[block] = lower
                 lower.held[holder] = held
-        del self._ends[upper.hashes[-HASH_BYTES:]]
+        self._unindex(upper)
         parent.children[upper.block(0)] = lower
         lower.parent, lower.start, lower.hashes = parent, upper.start, upper.hashes + lower.hashes
         lower.produced += upper.produced
