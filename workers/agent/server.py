@@ -62,6 +62,7 @@ def build_app(nodes: dict[str, NodeAgent], token: str, max_body_bytes: int = MAX
     route("GET", "/nodes/{node}/v1/kv/snapshot", _of_node(_snapshot))
     route("POST", "/nodes/{node}/v1/kv/refs", _of_node(_refs))
     route("POST", "/nodes/{node}/v1/kv/blocks", _of_node(_blocks))
+    route("POST", "/nodes/{node}/v1/kv/locate", _of_node(_locate))
     route("POST", "/nodes/{node}/v1/kv/held", _of_node(_held))
     route("POST", "/nodes/{node}/v1/kv/push", _of_node(_push))
     return app
@@ -301,12 +302,23 @@ async def _push_head(request: web.Request) -> PushHead:
         raise EngineError(408, "push-silent", "the head of the push did not come in time", "body") from None
 
 
-async def _blocks(request: web.Request, node: NodeAgent) -> web.StreamResponse:
+async def _hashes(request: web.Request) -> bytes:
     hashes = await request.read()
     if len(hashes) % 16 or not hashes:
         raise EngineError(400, "bad-field", "expected one or more 16-byte hashes", "body")
     if len(hashes) > 16 * MAX_BLOCKS_PER_READ:
         raise EngineError(413, "too-many-blocks", f"expected at most {MAX_BLOCKS_PER_READ} hashes", "body")
+    return hashes
+
+
+async def _locate(request: web.Request, node: NodeAgent) -> web.Response:
+    found = node.engine.locate_blocks(await _hashes(request))
+    blocks = [(block.hex(), address, value) for block, address, value in found.blocks]
+    return web.json_response({"port": found.port, "blocks": blocks})
+
+
+async def _blocks(request: web.Request, node: NodeAgent) -> web.StreamResponse:
+    hashes = await _hashes(request)
     frames = node.engine.read_blocks(hashes)
     first = await anext(frames, None)  # type: ignore[arg-type]
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})

@@ -179,6 +179,10 @@ class PoolFile:
         view: Floats = self._blocks[slot]
         return view
 
+    def all_blocks(self) -> Floats:
+        """View of all slots' blocks, one after the other."""
+        return self._blocks
+
     # --- writing ----------------------------------------------------------------------------------------------
 
     def begin(self, slot: int) -> Floats | None:

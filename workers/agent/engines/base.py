@@ -104,6 +104,13 @@ class PrefillJob:
     owner: str = ""
 
 
+class BlockLocations(NamedTuple):
+    """`port` of the node's transfer engine, and (hash, address, checksum) of each block."""
+
+    port: int
+    blocks: list[tuple[bytes, int, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class PushReceived:
     """A finished push: the first `blocks` blocks of its chain are here, and its `tail` if it had one, pinned until
@@ -307,6 +314,10 @@ class Engine(Protocol):
     def read_blocks(self, hashes: bytes) -> AsyncIterator[bytes]:
         """Frames (`length u32 LE, hash 16, checksum u64 LE, bytes`) of the blocks held among `hashes`, tail blocks too.
         Engines without bytes raise EngineError 400 `no-kv-bytes`."""
+
+    def locate_blocks(self, hashes: bytes) -> BlockLocations:
+        """Where the blocks held among `hashes` lie for Mooncake's transfer engine. Raises EngineError 400 `no-mooncake` where the
+        node does not run it."""
 
     def held_blocks(self, chain: bytes) -> int:
         """Leading blocks of `chain` in the host pool. Engines without bytes raise as `read_blocks`."""

@@ -16,6 +16,7 @@ from typing import get_args
 
 from apps.kvcache.domain.eviction import EvictionPolicy
 from workers.agent.engines.base import (
+    BlockLocations,
     DecodeFinished,
     DecodeJob,
     EngineContext,
@@ -171,6 +172,9 @@ class SimulatedEngine:
     async def read_blocks(self, hashes: bytes) -> AsyncIterator[bytes]:
         raise _no_bytes()
         yield hashes  # makes this a generator, as the interface asks
+
+    def locate_blocks(self, hashes: bytes) -> BlockLocations:
+        raise _no_bytes()
 
     def held_blocks(self, chain: bytes) -> int:
         raise _no_bytes()

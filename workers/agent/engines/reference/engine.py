@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from apps.kvcache.domain.hashing import extend_chain
 from workers.agent.engines.base import (
+    BlockLocations,
     DecodeFinished,
     DecodeJob,
     EngineContext,
@@ -37,6 +39,7 @@ from workers.agent.engines.reference.receiver import PushReceiver
 from workers.agent.engines.reference.scheduler import Scheduler
 from workers.agent.engines.reference.tasks import Emission, Task, decode_task, prefill_task, usable_handoff
 from workers.agent.engines.reference.weights import Weights, load_weights
+from workers.agent.mooncake import MooncakeEngine, MooncakeMissing, MooncakeTransport
 from workers.agent.pool import KvPool, open_pool
 from workers.agent.push import ByteStream, PushHead
 from workers.agent.shared_memory import HASH_BYTES, PoolError, PoolGeometry
@@ -72,6 +75,7 @@ class ReferenceEngine:
         self._tasks: set[Task] = set()
         self._fetches: dict[Task, asyncio.Task[None]] = {}
         self._closed = False
+        self._mooncake: MooncakeTransport | None = None
         self._pool: KvPool
         self._loop: EngineLoop
         self._fetcher: Fetcher
@@ -104,7 +108,13 @@ class ReferenceEngine:
             raise SpecError("nodes", str(error)) from None
         self._session = aiohttp.ClientSession()
         calls = AgentCalls(context.token, self._session)
-        transports = Transports(self._ways(geometry, calls), calls)
+        try:
+            transports = Transports(self._ways(geometry, calls), calls)
+        except MooncakeMissing as error:
+            await self._session.close()
+            self._pool.close(unlink=True)
+            self._lock.close()
+            raise SpecError("nodes.transports", str(error)) from None
         limits = spec.limits
         self._transports = transports
         self._pusher = Pusher(self._pool, transports, spec.name, limits.fetch_deadline_s)
@@ -128,8 +138,14 @@ class ReferenceEngine:
         ways: dict[str, Callable[[], Transport]] = {
             "shared-memory": lambda: SharedMemoryTransport(geometry, calls),
             "http": lambda: HttpTransport(geometry, calls),
+            "mooncake": lambda: self._start_mooncake(calls),
         }
         return [ways[name]() for name in self._spec.transports]
+
+    def _start_mooncake(self, calls: AgentCalls) -> MooncakeTransport:
+        host = urlsplit(self._context.base_url).hostname or "127.0.0.1"
+        self._mooncake = MooncakeTransport(MooncakeEngine.of_process(host), self._pool.file, calls)
+        return self._mooncake
 
     async def close(self) -> None:
         """End all work. The pool's file is deleted: only a crash leaves it behind, for peers and for the next start."""
@@ -142,6 +158,8 @@ class ReferenceEngine:
         await self._pusher.close()
         await asyncio.to_thread(self._loop.stop)
         await self._session.close()
+        if self._mooncake is not None:
+            self._mooncake.close()
         self._pool.close(unlink=True)
         self._lock.close()
 
@@ -340,6 +358,15 @@ class ReferenceEngine:
         for start in range(0, len(blocks), FRAMES_AT_ONCE):
             for frame in await asyncio.to_thread(self._frames, blocks[start : start + FRAMES_AT_ONCE]):
                 yield frame
+
+    def locate_blocks(self, hashes: bytes) -> BlockLocations:
+        mooncake = self._mooncake
+        if mooncake is None:
+            raise EngineError(400, "no-mooncake", "this node does not run Mooncake's transfer engine")
+        blocks = [hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)]
+        found = [(block, place) for block in blocks if (place := self._pool.locate(block)) is not None]
+        located = [(block, mooncake.location(slot), value) for block, (slot, value) in found]
+        return BlockLocations(int(mooncake.endpoint.rsplit(":", 1)[1]), located)
 
     def held_blocks(self, chain: bytes) -> int:
         return self._pool.lookup(chain)
