@@ -388,11 +388,14 @@ def report(
             say(f"question {index} {load.routes[index]}: {load.answers[index]!r}, alone: {text!r}")
     for failure in load.failures:
         say(failure)
-    routes = sorted(set(load.routes.values()))
+    used = [sum(route == pair for route in load.routes.values()) for pair in (NODES, NODES[::-1])]
+    own = sum(prefill == decode for prefill, decode in load.routes.values())
     lines = [
         ("answers", float(len(load.answers)), "requests", float(len(alone)), len(load.answers) == len(alone)),
         ("answers as one server gives alone", float(same), "requests", float(len(alone)), same == len(alone)),
-        ("routes used (each server in each role)", float(len(routes)), "pairs", 2.0, len(routes) == 2),
+        (f"prefilled on {NODES[0]}, decoded on {NODES[1]}", float(used[0]), "requests", 1.0, used[0] >= 1),
+        (f"prefilled on {NODES[1]}, decoded on {NODES[0]}", float(used[1]), "requests", 1.0, used[1] >= 1),
+        ("decoded where they were prefilled, as its part changed meanwhile", float(own), "requests", None, None),
         *[
             (f"{name}: prompt tokens by external KV transfer", value, "tokens", 1.0, value >= 1)
             for name in rose
