@@ -67,7 +67,7 @@ proof-flow: $(VENV)/dev-installed ## millions of random events keep every promis
 fix: $(VENV)/dev-installed ## format and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
 
-openapi: $(VENV)/run-installed ## write docs/openapi.json
+openapi: $(VENV)/run-installed ## write docs/openapi.json, and the types of the CLI from it
 	@$(RUN) manage.py export_openapi
 
 pictures: $(VENV)/dev-installed ## take the README's pictures of the real console

@@ -12,6 +12,7 @@ from apps.planning.api import router as planning_router
 from apps.telemetry.api import router as telemetry_router
 from apps.tenancy.api import router as tenancy_router
 from apps.topology.api import router as topology_router
+from controlplane.manifests.api import router as manifests_router
 from controlplane.rest import problems
 from controlplane.rest.auth import AUTHENTICATORS
 from controlplane.rest.idempotency import idempotent
@@ -69,3 +70,4 @@ api.add_router("", topology_router)
 api.add_router("", flowcontrol_router)
 api.add_router("", telemetry_router)
 api.add_router("", planning_router)
+api.add_router("", manifests_router)

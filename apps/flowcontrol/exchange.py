@@ -75,7 +75,13 @@ def import_yaml(
 
     Raises InvalidField naming the field of the YAML or, where the values do not go together, of the document.
     """
-    documents = _load(text)
+    return import_documents(partition, load_documents(text), actor, reason, pool=pool, dry_run=dry_run)
+
+
+def import_documents(
+    partition: Partition, documents: list[Any], actor: Actor, reason: str = "", *, pool: str = "", dry_run: bool = False
+) -> Exchange:
+    """As `import_yaml`, of documents that are loaded already."""
     with change(actor, reason, role="operator"):
         lock_partition(partition)
         try:
@@ -113,7 +119,13 @@ def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
     return [(path, value)]
 
 
-def _load(text: str) -> list[Any]:
+def normal_document(partition: Partition) -> dict[str, Any]:
+    """`whole_document` with every field, as JSON would store it; two of them compare."""
+    return _normal(whole_document(partition))
+
+
+def load_documents(text: str) -> list[Any]:
+    """The YAML's documents. Raises InvalidField saying where it is wrong."""
     if len(text) > MAX_YAML_CHARS:
         raise InvalidField("yaml", f"expected at most {MAX_YAML_CHARS} characters")
     try:

@@ -34,6 +34,7 @@ from apps.planning.domain.phase_machine import (
 )
 from apps.planning.models import Decision, Proposal, SwitchOrder, SwitchStep
 from apps.planning.selectors import desired_split, policy_of
+from apps.telemetry import webhooks
 from apps.topology.choices import Engine, NodeState, Phase
 from apps.topology.configuration import publish, send_live_event
 from apps.topology.models import Node, Partition
@@ -56,6 +57,7 @@ _STEP_FIELDS = (
     "finished_at",
 )
 DRIVE_TASK = "workers.planner.tasks.drive_switch"
+TOLD_OUTSIDE = frozenset({"decision", "proposal", "switch"})
 
 
 def place(
@@ -211,7 +213,10 @@ def start_driving(order: SwitchOrder) -> None:
 
 
 def tell(partition_name: str, kind: str, **data: Any) -> None:
-    """A live event to the partition's browsers after commit. Nobody listening, or Redis away, stops nothing."""
+    """A live event to the partition's browsers after commit, and a webhook of the kinds that have one, queued with the
+    change itself. Nobody listening, or Redis away, stops nothing."""
+    if kind in TOLD_OUTSIDE:
+        webhooks.tell(kind, {"partition": partition_name, **data})
 
     def send() -> None:
         try:

@@ -186,7 +186,7 @@ class AuditQuery(Schema):
     limit: int = Field(50, ge=1, le=500)
 
 
-class ChangeOut(Schema):
+class AuditChangeOut(Schema):
     field: str
     before: Any = None
     after: Any = None
@@ -204,7 +204,7 @@ class AuditOut(Schema):
     reason: str
     request_id: str
     cause: str
-    changes: list[ChangeOut]
+    changes: list[AuditChangeOut]
 
 
 @router.get("/partitions/{partition}/living-requests", response=dict[str, Any])

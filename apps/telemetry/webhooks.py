@@ -22,6 +22,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from apps.telemetry.models import Channel, Delivery
+from apps.topology.models import ConfigurationVersion
 from controlplane import records
 from controlplane.actors import Actor
 from controlplane.audit import change
@@ -99,6 +100,13 @@ def tell(kind: str, data: dict[str, Any]) -> int:
     event_id, body = secrets.token_hex(12), {"event": kind, "at": time.time(), "data": data}
     Delivery.objects.bulk_create([Delivery(channel=c, event_id=event_id, kind=kind, body=body) for c in wanted])
     return len(wanted)
+
+
+def tell_published(instance: ConfigurationVersion, created: bool, **_: Any) -> None:
+    """A new version of a partition's configuration."""
+    if created:
+        said = {"version": instance.version, "author": instance.author, "reason": instance.reason}
+        tell("config", {"partition": instance.partition.name, **said})
 
 
 def deliver_due(now: datetime | None = None) -> int:

@@ -19,6 +19,12 @@ kind: InferenceObjective
 metadata: {name: nightly}
 spec: {priority: -50}
 """
+APPLIED = """
+apiVersion: switchyard/v1
+kind: Tenant
+metadata: {name: acme}
+spec: {weight: 3}
+"""
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,8 @@ OPERATIONS = [
         {"version": 1, "dry_run": True},
         unknown=("/partitions/nowhere/flow-config/revert",),
     ),
+    _read("export_documents", f"{GATEWAY}/manifests", "/partitions/nowhere/manifests"),
+    Operation("apply_documents", "post", "/apply", "operator", {"yaml": APPLIED, "partition": "gb300"}),
     # telemetry
     _read("get_live", f"{GATEWAY}/live", "/partitions/nowhere/live"),
     _read("list_requests", f"{GATEWAY}/requests", "/partitions/nowhere/requests"),

@@ -36,7 +36,15 @@ QUERIES = [
     *("", "x", "-1", "0", "9" * 20, "9" * 400, "%00", "%ff", "NaN", "0001-01-01T00:00:00%2B14:00"),
     *("WzFd", "WyJhIiwgMV0", "WzFlOTk5XQ", "WyIyMDMwLTAxLTAxIl0", "W251bGxd"),
 ]
-GOOD = {"reason": "x", "name": "third", "priority": 7, "band": "standard", "prefill_nodes": 1, "phase": "decode"}
+GOOD = {
+    "yaml": "kind: Tenant",
+    "reason": "x",
+    "name": "third",
+    "priority": 7,
+    "band": "standard",
+    "prefill_nodes": 1,
+    "phase": "decode",
+}
 PLACES = {"{partition}": "gb300", "{node}": "gb300-1", "{number}": "1", "{key_id}": "1", "{version}": "1"}
 NAMES = {"nodes": "gb300-1", "tenants": "acme", "clusters": "gb300"}
 
