@@ -5,6 +5,7 @@ import json
 
 import pytest
 import yaml
+from django.core.management import CommandError, call_command
 
 from apps.topology import configuration
 from apps.topology.models import Node, Partition
@@ -136,3 +137,13 @@ def test_a_described_engine_is_published_as_the_gateway_reads_it(load, tmp_path,
     bootstrap.run(moved, ports, lambda line: None)
     node = Node.objects.get(name="e2")
     assert (node.url, node.desired_phase) == ("http://h:3", "decode")
+
+
+def test_up_refuses_to_start_without_an_engines_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    file = tmp_path / "clusters.yaml"
+    file.write_text(
+        yaml.safe_dump(example(nodes={"e": {"direct": {"url": "http://h:1", "token_env": "VLLM_API_KEY"}}}))
+    )
+    with pytest.raises(CommandError, match="VLLM_API_KEY is not set; export it first"):
+        call_command("up", clusters=file)
