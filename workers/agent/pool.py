@@ -203,10 +203,10 @@ class KvPool:
     def fill(self, missing: Missing, expected: int, data: Floats | memoryview) -> bool:
         """Copy a fetched block into its slot. False, and counted, where its checksum is not `expected` or the host has no
         memory left; the caller then gives the slot up."""
-        block = self.open(missing)
+        block = self.file.put(missing.slot, data)
         if block is None:
+            self.refused_writes += 1
             return False
-        copy_into(block, data)
         return self.seal(missing, block, expected)
 
     def give_up(self, blocks: bytes) -> None:
@@ -447,14 +447,6 @@ def open_pool(
     temporary.write_text(json.dumps({"name": file.name}))
     temporary.replace(kept)
     return KvPool(file, policy, now, sink), lock
-
-
-def copy_into(block: Floats, data: Floats | memoryview) -> None:
-    """Copy a block's bytes, or an array of its shape."""
-    if isinstance(data, memoryview):
-        block.data.cast("B")[:] = data
-    else:
-        block[...] = data
 
 
 def _at(chain: bytes, index: int) -> bytes:

@@ -42,6 +42,7 @@ _RECORD = np.dtype(
         ("unused", "u1", (12,)),
     ]
 )
+_NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$")
 
 
@@ -192,10 +193,30 @@ class PoolFile:
             if not _back(self._fd, self._data_at + slot * block_bytes, block_bytes):
                 return None
             self._backed[slot] = True
+        self._mark(slot)
+        return self.block(slot)
+
+    def put(self, slot: int, data: Floats | memoryview) -> Floats | None:
+        """As `begin`, with the whole block's bytes written: by the kernel, which then neither clears new memory first nor
+        takes a fault a page, so this costs half as much as copying into the view of `begin`."""
+        self._mark(slot)
+        rest = data.data.cast("B") if isinstance(data, np.ndarray) else data
+        at = self._data_at + slot * self.geometry.block_bytes
+        while len(rest):
+            try:
+                count = os.pwrite(self._fd, rest, at)
+            except OSError as error:
+                if error.errno in _NO_MEMORY:
+                    return None
+                raise
+            rest, at = rest[count:], at + count
+        self._backed[slot] = True
+        return self.block(slot)
+
+    def _mark(self, slot: int) -> None:
         entry = self._records[slot]
         version = int(entry["version"])
         entry["version"] = version + 1 + version % 2
-        return self.block(slot)
 
     def finish(self, slot: int, record: Record) -> None:
         """End a write begun on `slot`."""
@@ -208,9 +229,7 @@ class PoolFile:
 
     def wipe(self, slot: int) -> None:
         """Empty a slot: its block can no longer be found by peers."""
-        entry = self._records[slot]
-        version = int(entry["version"])
-        entry["version"] = version + 1 + version % 2
+        self._mark(slot)
         self.finish(slot, Record(NO_PARENT, NO_PARENT, 0, 0))
 
 
@@ -235,7 +254,7 @@ def _back(descriptor: int, offset: int, length: int) -> bool:
     try:
         os.posix_fallocate(descriptor, offset, length)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        if error.errno in _NO_MEMORY:
             return False
         raise
     return True
