@@ -230,6 +230,16 @@ class Upstream:
             stored = b""
         return chain[len(session.prompt.chain) : own] + stored
 
+    def _context_of(self, session: Session, source: str, ids: array[int]) -> dict[str, Any] | None:
+        """Where the context of an output is: with its prefill node, or, moved away from a decode node, in the pool of that."""
+        node = self._nodes.get(source)
+        if session.handoff is None or session.handoff["node"] == source or node is None or not node.pool_name:
+            return session.handoff
+        chain, _ = self._hashes(session, ids[:-1])
+        tokens = len(chain) // HASH_BYTES * self._model.block_tokens
+        where = {"node": source, "url": node.url, "pool": node.pool_name, "chain_b64": b64encode(chain).decode()}
+        return where | {"tail_hash_b64": None, "tail_tokens": 0, "context_tokens": tokens, "expires_at": 0.0}
+
     def _decode_body(self, session: Session, command: commands.StartDecode) -> dict[str, Any]:
         ids = session.ids if self._model.symbolic else session.ids + session.output_ids
         return {
@@ -237,7 +247,7 @@ class Upstream:
             "token_ids": ids.tolist(),
             "prompt_tokens": session.prompt.tokens + session.resumed_tokens,
             "generated": session.output_tokens - session.resumed_tokens,
-            "handoff": session.handoff,
+            "handoff": self._context_of(session, command.source, ids),
             "sampling": self._sampling(session, session.resumed_tokens),
             "generation": command.generation,
             "root_b64": b64encode(session.prompt.root).decode(),

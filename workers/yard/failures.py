@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from apps.kvcache.domain import events as kv_events
+from apps.planning.domain.cost_model import decode_iteration_s
 from workers.yard import commands
 from workers.yard.ends import Ends
 from workers.yard.machines import Machines
 from workers.yard.nodes import KnownNode
 from workers.yard.nodes import Stage as NodeStage
-from workers.yard.recovery import MOMENTARY, PAUSE_S, REFUSALS
+from workers.yard.recovery import MOMENTARY, PAUSE_S, REFUSALS, HandedOver, move_decode_s
 from workers.yard.requests import RequestState, Stage
 from workers.yard.sending import Sending
 
@@ -153,3 +154,24 @@ class Failures:
             self._m.placement.loads.finished_prefill(now, state.request_id)
             if not self._sending.start_prefill(now, state):
                 self._ends.wait(now, state, "prefill", f"{node.name} is draining")
+
+    def move_decodes(self, now: float, node: KnownNode) -> None:
+        """A node that leaves decode need not be waited for: its outputs go on on other decode nodes, from the blocks in its
+        pool, where that is done sooner than the output would be. Symbolic models keep no output ids to go on from."""
+        if self._m.config.model.symbolic or node.config.direct is not None or node.health != "ok":
+            return
+        here = [s for s in self._m.requests.values() if s.stage is Stage.DECODING and s.decode_node == node.name]
+        for state in here:
+            choice = self._m.placement.choose_decode(now, state, None)
+            if choice.node is None or choice.node == node.name:
+                continue
+            target = self._m.fleet.nodes.by_name[choice.node]
+            block_tokens = self._m.config.model.block_tokens
+            move_s = move_decode_s(state.context_tokens, block_tokens, target.config.prefill, self._m.config.network)
+            if move_s < state.remaining_tokens * decode_iteration_s(node.config.decode, len(here)):
+                self._m.out.append(commands.AbortOnNode(node.name, state.request_id, "decode"))
+                state.handed_over = HandedOver(node.name, now, state.context_tokens, kept=False)
+                self._m.placement.loads.finished(now, state.request_id)
+                self._m.placement.announce_decode(state, choice.node)
+                state.decode_node = choice.node
+                self._sending.start_decode(now, state, f"{node.name} leaves decode; {choice.reason}")

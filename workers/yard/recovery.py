@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from apps.planning.domain.cost_model import NetworkProfile, PrefillCoefficients, fetch_s, prefill_iteration_s
+
 MAX_FAILURES = 3
 MAX_FAILURES_IN_ALL = 12
 PROGRESS_TOKENS = 16
@@ -100,6 +102,14 @@ class HandedOver:
     def serves(self, now: float, context_tokens: int) -> bool:
         """Whether another decode node can start from it and redo but little."""
         return now - self.at < FRESH_HANDOFF_S and context_tokens - self.tokens <= MAX_REDONE_TOKENS
+
+
+def move_decode_s(
+    context_tokens: int, block_tokens: int, prefill: PrefillCoefficients, network: NetworkProfile
+) -> float:
+    """Seconds until an output goes on on another decode node: its full blocks are fetched, at most one is computed again."""
+    again = (block_tokens, max(0, context_tokens - block_tokens), context_tokens)
+    return fetch_s(context_tokens, context_tokens, 0, network) + prefill_iteration_s(prefill, [again])
 
 
 @dataclass(slots=True)

@@ -81,10 +81,10 @@ class Sending:
         )
         return True
 
-    def start_decode(self, now: float, state: RequestState) -> None:
+    def start_decode(self, now: float, state: RequestState, why: str | None = None) -> None:
         """Hands the computed context to the announced node, or to another one when that cannot take it any more."""
         announced = state.decode_node
-        reason = f"{announced}: announced when the prefill was placed"
+        reason = why or f"{announced}: announced when the prefill was placed"
         if not self._can_take_decode(state, announced) and not (state.whole and announced == state.prefill_node):
             self._m.placement.loads.finished(now, state.request_id)
             choice = self._m.placement.choose_decode(now, state, self._m.home(state, "decode"))

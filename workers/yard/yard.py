@@ -173,6 +173,8 @@ class Yard:
             self._life.failures.node_lost(now, node)
         for node in changed.draining:
             self._life.failures.move_queued(now, node)
+        for node in changed.leaving:
+            self._life.failures.move_decodes(now, node)
         if changed.any:
             self._pools_changed(now)
         self._life.room_changed()
