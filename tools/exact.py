@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -41,6 +40,7 @@ KILLED_AFTER_TOKENS = 5
 EDGES = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129, 130, 143, 144, 145)
 LONG = {"tiny": (400, 700), "default": (600, 2100)}
 START_TIMEOUT_S = 120.0
+PUSH_WAYS = {"shared-memory": "pushed", "http": "pushed, http"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,27 +320,31 @@ async def prove(folder: Path, tiny: bool, prompts: Sequence[Prompt], port: int) 
             "by-memory": {"transports": ["shared-memory"]},
             "by-http": {"transports": ["http"]},
         }
-        await fleet.add(port, nodes, blocks)
+        senders = {f"sender-{way}": {"phase": "prefill", "transports": [way]} for way in PUSH_WAYS}
+        receivers = {f"receiver-{way}": {"phase": "decode"} for way in PUSH_WAYS}
+        readers, first, second, _ = await asyncio.gather(
+            fleet.add(port, nodes, blocks),
+            fleet.add(port + 1, {"one": {"phase": "prefill"}, **senders}, blocks),
+            fleet.add(port + 2, {"two": {"phase": "decode"}, **receivers}, blocks),
+            fleet.add(port + 3, {"three": {"transports": ["shared-memory"]}}, blocks),
+        )
         proof = Proof(fleet, prompts)
         paths.append(await proof.run("whole", lambda n, p: proof.on("whole", "whole", p, f"w{n}"), at_once=1))
         paths.append(await proof.run("chunked", lambda n, p: proof.on("chunked", "chunked", p, f"c{n}")))
         paths.append(await proof.run("own pool", lambda n, p: proof.on("whole", "whole", p, f"o{n}")))
         for node, name in (("by-memory", "peer, memory"), ("by-http", "peer, http")):
             paths.append(await proof.run(name, proof.from_peer(node, await fleet.source("whole"))))
-        await fleet.agents[0].stop(signal.SIGTERM)
-        first = await fleet.add(port + 1, {"one": {"phase": "prefill"}}, blocks)
-        second = await fleet.add(port + 2, {"two": {"phase": "decode"}}, blocks)
+        await readers.stop(signal.SIGTERM)
         paths.append(await proof.run("P -> D", lambda n, p: proof.on("one", "two", p, f"pd{n}")))
-        paths += await pushed(fleet, proof, port + 4, blocks)
+        paths += [await pushed(fleet, proof, way) for way in PUSH_WAYS]
         await fleet.switch("one", "decode", 1)
         await fleet.switch("two", "prefill", 1)
         paths.append(await proof.run("switched", lambda n, p: proof.on("two", "one", p, f"s{n}")))
         await fleet.switch("two", "mixed", 2)
         await fleet.switch("one", "mixed", 2)
         left_by_one = await fleet.source("one")
-        killed_pools.append(left_by_one["pool"])
+        killed_pools += [(await fleet.source(node))["pool"] for node in first.nodes]
         paths.append(await proof.killed("one", "two", first))
-        await fleet.add(port + 3, {"three": {"transports": ["shared-memory"]}}, blocks)
         paths.append(await proof.run("dead peer", proof.from_peer("three", left_by_one)))
         await second.stop(signal.SIGKILL)
         held = blocks - 8
@@ -355,33 +359,22 @@ async def prove(folder: Path, tiny: bool, prompts: Sequence[Prompt], port: int) 
     return paths
 
 
-async def pushed(fleet: Fleet, proof: Proof, port: int, blocks: int) -> list[Column]:
-    """Contexts sent to the decode node while they are computed, by shared memory and by HTTP; new nodes that know nothing.
-    Raises AssertionError where less than every block came by the push: then it was not the push that was proved."""
-    columns = []
-    for offset, (name, way) in enumerate((("pushed", "shared-memory"), ("pushed, http", "http"))):
-        sender, receiver = f"sender-{offset}", f"receiver-{offset}"
-        nodes: dict[str, dict[str, Any]] = {
-            sender: {"phase": "prefill", "transports": [way]},
-            receiver: {"phase": "decode"},
-        }
-        agent = await fleet.add(port + offset, nodes, blocks)
-        target = {key: value for key, value in (await fleet.source(receiver)).items() if key != "from_block"}
-        ask = functools.partial(pushed_one, proof, sender, receiver, target)
-        columns.append(await proof.run(name, ask))
-        counters = (await fleet.status(receiver))["counters"]
-        fetched = counters["fetched_blocks_shared_memory"] + counters["fetched_blocks_http"]
-        received = counters["received_blocks"]
-        print(f"  {name}: {received:.0f} blocks pushed, {fetched:.0f} fetched after all", file=sys.stderr, flush=True)
-        assert received > fetched, "most blocks were fetched"
-        await agent.stop(signal.SIGTERM)
-    return columns
-
-
-async def pushed_one(
-    proof: Proof, sender: str, receiver: str, target: dict[str, Any], number: int, prompt: Prompt
-) -> Answer:
-    return await proof.on(sender, receiver, prompt, f"{sender}{number}", push=target)
+async def pushed(fleet: Fleet, proof: Proof, way: str) -> Column:
+    """Contexts sent to the decode node while they are computed, by `way`. Raises AssertionError where most blocks were fetched
+    after all: then it was not the push that was proved."""
+    sender, receiver = f"sender-{way}", f"receiver-{way}"
+    target = {key: value for key, value in (await fleet.source(receiver)).items() if key != "from_block"}
+    column = await proof.run(
+        PUSH_WAYS[way], lambda n, prompt: proof.on(sender, receiver, prompt, f"{sender}{n}", push=target)
+    )
+    counters = (await fleet.status(receiver))["counters"]
+    fetched = counters["fetched_blocks_shared_memory"] + counters["fetched_blocks_http"]
+    received = counters["received_blocks"]
+    print(
+        f"  {column.name}: {received:.0f} blocks pushed, {fetched:.0f} fetched after all", file=sys.stderr, flush=True
+    )
+    assert received > fetched, "most blocks were fetched"
+    return column
 
 
 def matrix(prompts: Sequence[Prompt], paths: Sequence[Column]) -> tuple[str, int]:
@@ -411,7 +404,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.exact", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="the small seeded model instead of SmolLM2")
     parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--port", type=int, default=18_760, help="the first of six free ports")
+    parser.add_argument("--port", type=int, default=18_760, help="the first of four free ports")
     options = parser.parse_args()
     prompts = make_prompts(options.prompts, options.tiny)
     with tempfile.TemporaryDirectory(prefix="switchyard-exact-") as folder:

@@ -48,7 +48,7 @@ class SamplingBody(_Body, frozen=True):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | bool | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = 1.0
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = 1.0
     presence_penalty: Annotated[float, msgspec.Meta(ge=-100, le=100)] | None = 0.0
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-100, le=100)] | None = 0.0
     output_from: Count | None = None

@@ -41,7 +41,7 @@ class PushHead(msgspec.Struct, frozen=True):
     chain_b64: str
     pool: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$")] | None = None
     tail_hash_b64: str | None = None
-    owner: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    owner: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{0,128}$")] = ""
 
 
 class Piece(NamedTuple):

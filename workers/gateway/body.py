@@ -14,6 +14,7 @@ from workers.gateway.signals import MAX_NAME_LENGTH
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
+LEAST_REPETITION_PENALTY = 0.01
 DEFAULT_COMPLETION_TOKENS = 16
 _NO: tuple[Any, ...] = (None, False, 0, 0.0, [], {}, "")
 
@@ -202,8 +203,9 @@ def _sampling(body: dict[str, Any], chat: bool) -> dict[str, Any]:
 
 def _repetition_penalty(body: dict[str, Any]) -> float:
     penalty = _number(body, "repetition_penalty", 1.0, 0.0, 10.0)
-    if penalty == 0:
-        raise bad_field("repetition_penalty", "'repetition_penalty' must be more than 0; 1 changes nothing.")
+    if penalty < LEAST_REPETITION_PENALTY:
+        least = f"'repetition_penalty' must be at least {LEAST_REPETITION_PENALTY}; 1 changes nothing."
+        raise bad_field("repetition_penalty", least)
     return penalty
 
 
