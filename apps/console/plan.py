@@ -188,7 +188,7 @@ def _force(force: Json) -> dict[str, Any]:
 
 def _decision(decision: Json) -> dict[str, Any]:
     candidates = sorted(decision["candidates"], key=_by_gain, reverse=True)
-    scale = _Scale(candidates)
+    scale = _Scale([candidate.get("gate") or {} for candidate in candidates[:CANDIDATES_SHOWN]])
     chosen = decision["chosen"]
     shown = [_candidate(candidate, chosen, scale) for candidate in candidates[:CANDIDATES_SHOWN]]
     return {
@@ -220,10 +220,9 @@ def _by_gain(candidate: Json) -> float:
 class _Scale:
     """Requests per second to places on the strip, wide enough for every shown gain, its error and its threshold."""
 
-    def __init__(self, candidates: Sequence[Json]) -> None:
+    def __init__(self, gates: Sequence[Json]) -> None:
         points = [0.0]
-        for candidate in candidates[:CANDIDATES_SHOWN]:
-            gate = candidate.get("gate") or {}
+        for gate in gates:
             if gate.get("gain") is not None:
                 error = gate.get("standard_error") or 0.0
                 points += [gate["gain"] - error, gate["gain"] + error, gate.get("threshold") or 0.0]
@@ -235,16 +234,19 @@ class _Scale:
             return ""
         return f"{min(1.0, max(0.0, (value - self.low) / (self.high - self.low))) * 100:.1f}%"
 
+    def bar(self, gate: Json) -> dict[str, str]:
+        """The gain as an interval of one standard error to each side, beside its threshold."""
+        gain, error = gate["gain"], gate.get("standard_error") or 0.0
+        low, high = self.place(gain - error), self.place(gain + error)
+        return {"gain": self.place(gain), "low": low, "high": high, "threshold": self.place(gate.get("threshold"))}
+
 
 def _candidate(candidate: Json, chosen: Json | None, scale: _Scale) -> dict[str, Any]:
     gate = candidate.get("gate") or {}
     gain, error, threshold = gate.get("gain"), gate.get("standard_error"), gate.get("threshold")
     prefill, decode = list(candidate["prefill"]), list(candidate["decode"])
     taken = bool(chosen) and list(chosen["prefill"]) == prefill and list(chosen["decode"]) == decode  # type: ignore[index]
-    bar = None
-    if gain is not None:
-        low, high = scale.place(gain - (error or 0.0)), scale.place(gain + (error or 0.0))
-        bar = {"gain": scale.place(gain), "low": low, "high": high, "threshold": scale.place(threshold)}
+    bar = scale.bar(gate) if gain is not None else None
     return {
         "label": label(candidate),
         "moves": _moves({move["node"]: move["to_phase"] for move in candidate["moves"]}) or "no move",
@@ -306,11 +308,15 @@ def _proposal(proposal: Json) -> dict[str, Any]:
     gain, error, threshold = proposal["gain"], proposal["standard_error"], proposal["threshold"]
     was = dict.fromkeys(proposal["from_prefill"], "prefill") | dict.fromkeys(proposal["from_decode"], "decode")
     will = dict.fromkeys(proposal["prefill"], "prefill") | dict.fromkeys(proposal["decode"], "decode")
+    scale = _Scale([proposal])
     return {
         "id": proposal["id"],
         "from": f"{len(proposal['from_prefill'])}P{len(proposal['from_decode'])}D",
         "to": label(proposal),
         "moves": _moves({node: phase for node, phase in will.items() if was.get(node) != phase}),
+        "nodes": _node_by_node(was, will),
+        "bar": None if gain is None else scale.bar(proposal) | {"zero": scale.place(0.0)},
+        "passed": gain is not None and threshold is not None and gain > threshold,
         "gain": "" if gain is None else f"{_signed(gain)} ± {error or 0:.3f} req/s",
         "threshold": "" if threshold is None else f"{_signed(threshold)} req/s",
         "reason": proposal["reason"],
@@ -321,6 +327,23 @@ def _proposal(proposal: Json) -> dict[str, Any]:
         "votes": [{**vote, "at": _unix(vote["at"])} for vote in proposal["votes"]],
         "dry_run": dry_run(proposal["dry_run"]) if proposal.get("dry_run") else None,
     }
+
+
+def _node_by_node(was: Mapping[str, str], will: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What each node does now and would do; in large partitions only those that would change."""
+    names = list(dict.fromkeys([*was, *will]))
+    if len(names) > CELLS_SHOWN:
+        names = [name for name in names if was.get(name) != will.get(name)][:CELLS_SHOWN]
+    return [
+        {"name": name, "was": was.get(name, ""), "will": will.get(name, ""), "changed": was.get(name) != will.get(name)}
+        for name in sorted(names, key=_natural)
+    ]
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """gb300-2 before gb300-10."""
+    head, _, tail = name.rpartition("-")
+    return (head, int(tail), "") if tail.isdecimal() else (name, 0, "")
 
 
 _FIGURES = (

@@ -115,6 +115,20 @@ def test_a_switch_under_way_shows_its_steps(as_role, live, partition):
 # -- proposals -------------------------------------------------------------------------------------------------------
 
 
+def test_a_proposal_is_an_interval_against_its_threshold_node_by_node(as_role, live, partition):
+    proposal = propose(partition)
+    Proposal.objects.filter(pk=proposal.pk).update(gain=0.4, standard_error=0.1, threshold=0.25)
+    page = as_role("viewer").get(BASE).content.decode()
+    assert 'aria-label="gain +0.400 ± 0.100 req/s, threshold +0.250 req/s"' in page
+    assert 'class="strip passed"' in page
+    nodes = page.partition('aria-label="Node by node"')[2].partition("</ul>")[0]
+    assert nodes.count("<li") == 4
+    assert nodes.count("data-changed") == 1
+    assert nodes.index("gb300-1") < nodes.index("gb300-4")
+    Proposal.objects.filter(pk=proposal.pk).update(gain=0.2)
+    assert 'class="strip passed"' not in as_role("viewer").get(BASE).content.decode()
+
+
 def test_an_operator_approves_and_the_switch_is_ordered(as_role, partition):
     proposal = propose(partition)
     client = as_role("operator")
