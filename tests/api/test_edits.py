@@ -182,7 +182,7 @@ FIELDS = [
     ("patch", GATEWAY, {"lease": None}, "lease"),
     ("patch", "/nodes/gb300-1", {"decode_limit": 0}, "decode_limit"),
     ("patch", "/nodes/gb300-1", {"enabled": None}, "enabled"),
-    ("patch", "/nodes/gb300-1", {"url": "http://elsewhere"}, "url"),
+    ("patch", "/nodes/gb300-1", {"url": "elsewhere"}, "url"),
     ("get", f"{GATEWAY}/configurations/first", None, "version"),
     ("post", f"{GATEWAY}/bands", {"name": "bulk"}, "priority"),
     ("post", f"{GATEWAY}/bands", {"name": "bulk", "priority": 2**31}, "priority"),

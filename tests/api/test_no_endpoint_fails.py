@@ -122,7 +122,8 @@ def garbled(text, chance):
 
 
 def fault(answer):
-    if answer.status_code >= 500:
+    """What is wrong with an answer; blank for none. 503 is fine where a gateway is asked: there is none here."""
+    if answer.status_code >= 500 and answer.status_code != 503:
         return f"answered {answer.status_code}: {answer.content[:200]!r}"
     if answer.status_code >= 400 and answer["Content-Type"] != MEDIA_TYPE:
         return f"{answer.status_code} is no problem detail but {answer['Content-Type']}"
