@@ -45,6 +45,10 @@ exact: $(VENV)/run-installed ## the same greedy tokens on every path: 50 prompts
 bench-engine: $(VENV)/run-installed ## tokens/s of the reference engine, and fetching KV against computing it (PEER=PYTHON with llama-cpp-python or transformers)
 	@$(RUN) -m bench.engine $(if $(PEER),--peer $(PEER))
 
+.PHONY: bench-handover
+bench-handover: $(VENV)/run-installed ## from the end of a prefill to the decode node's first token, its context pushed meanwhile or fetched
+	@$(RUN) -m bench.handover
+
 bench-index: $(VENV)/run-installed ## speed and memory of the KV directory (PEER=PYTHON with ai-dynamo-runtime to compare)
 	@$(RUN) -m bench.index $(if $(PEER),--peer $(PEER))
 

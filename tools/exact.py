@@ -181,6 +181,12 @@ class Fleet:
 
     async def decode(self, node: str, prompt: Prompt, body: dict[str, Any]) -> AsyncIterator[int]:
         """Tokens as they come. `body` has `request_id`, `handoff` and `tokens` (those so far)."""
+        async for event in self.decode_events(node, prompt, body):
+            for token in event.get("ids", []):
+                yield token
+
+    async def decode_events(self, node: str, prompt: Prompt, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """As `decode`, whole events."""
         tokens = body.pop("tokens")
         job = prompt.body(body["request_id"]) | body
         job |= {"token_ids": [*job["token_ids"], *tokens], "generated": len(tokens), "root_b64": _b64(ROOT)}
@@ -190,11 +196,10 @@ class Fleet:
             async for line in answer.content:
                 if not line.startswith(b"data: "):
                     continue
-                event = json.loads(line[6:])
+                event: dict[str, Any] = json.loads(line[6:])
                 if event["type"] == "error":
                     raise Refused(f"{node}: {event}")
-                for token in event.get("ids", []):
-                    yield token
+                yield event
 
     async def switch(self, node: str, phase: str, generation: int) -> None:
         body = {"phase": phase, "generation": generation, "drain_deadline_s": 60}
