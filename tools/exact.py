@@ -326,12 +326,13 @@ async def prove(folder: Path, tiny: bool, prompts: Sequence[Prompt], port: int) 
             "by-http": {"transports": ["http"]},
         }
         senders = {f"sender-{way}": {"phase": "prefill", "transports": [way]} for way in PUSH_WAYS}
-        receivers = {f"receiver-{way}": {"phase": "decode"} for way in PUSH_WAYS}
-        readers, first, second, _ = await asyncio.gather(
+        others = {f"receiver-{way}": {"phase": "decode"} for way in PUSH_WAYS} | {
+            "three": {"transports": ["shared-memory"]}
+        }
+        readers, first, second = await asyncio.gather(
             fleet.add(port, nodes, blocks),
             fleet.add(port + 1, {"one": {"phase": "prefill"}, **senders}, blocks),
-            fleet.add(port + 2, {"two": {"phase": "decode"}, **receivers}, blocks),
-            fleet.add(port + 3, {"three": {"transports": ["shared-memory"]}}, blocks),
+            fleet.add(port + 2, {"two": {"phase": "decode"}, **others}, blocks),
         )
         proof = Proof(fleet, prompts)
         paths.append(await proof.run("whole", lambda n, p: proof.on("whole", "whole", p, f"w{n}"), at_once=1))
@@ -409,7 +410,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.exact", description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="the small seeded model instead of SmolLM2")
     parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--port", type=int, default=18_760, help="the first of four free ports")
+    parser.add_argument("--port", type=int, default=18_760, help="the first of three free ports")
     options = parser.parse_args()
     prompts = make_prompts(options.prompts, options.tiny)
     with tempfile.TemporaryDirectory(prefix="switchyard-exact-") as folder:
