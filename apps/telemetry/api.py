@@ -15,6 +15,7 @@ from apps.topology.selectors import partition_named
 from controlplane.audit_trail import Narrow, trail
 from controlplane.permissions import actor_of, has_role, require, require_tenant_view
 from controlplane.rest.paging import Page, PageQuery, page
+from controlplane.rest.schemas import Body, Storable
 
 router = Router(tags=["telemetry"])
 
@@ -92,14 +93,14 @@ def get_request(request: HttpRequest, partition: str, request_id: str) -> Any:
     return record
 
 
-class BranchEndIn(Schema):
+class BranchEndIn(Body):
     """`id` as `list_branches` names it, the tenant included."""
 
     id: str = Field(min_length=1, max_length=500)
     reason: str = Field(min_length=1, max_length=500)
 
 
-class BranchQuery(Schema):
+class BranchQuery(Storable):
     tenant: str = ""
     node: str = ""
     kind: str = ""
@@ -136,7 +137,7 @@ def get_branch(request: HttpRequest, partition: str, branch_id: str) -> Any:
     return gateways.branch(partition_named(partition), branch_id)
 
 
-class LivingQuery(Schema):
+class LivingQuery(Storable):
     """`stage`: queued, waiting, prefilling, handing-over or decoding."""
 
     tenant: str = ""
@@ -148,7 +149,7 @@ class LivingQuery(Schema):
     limit: int = Field(100, ge=1, le=2000)
 
 
-class ReasonIn(Schema):
+class ReasonIn(Body):
     reason: str = Field(min_length=1, max_length=500)
 
 
@@ -173,7 +174,7 @@ class AlertQuery(PageQuery):
     rule: str = ""
 
 
-class AuditQuery(Schema):
+class AuditQuery(Storable):
     """`table` as the entries name it; `cause` is one action's id; `before` continues a page."""
 
     table: str = ""
