@@ -151,7 +151,8 @@ async def test_sglangs_legs_meet_in_a_room_of_their_own(tmp_path, stream):
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize("status", ["500", "503", "400"])
-async def test_no_decode_is_started_for_a_prefill_that_failed(tmp_path, kind, status):
+async def test_no_decode_is_started_for_a_prefill_that_failed(tmp_path, monkeypatch, kind, status):
+    monkeypatch.setattr("workers.gateway.direct_upstream.REFUSAL_GRACE_S", 1.0)  # however slow the machine is
     async with direct_world(tmp_path, VLLM_PAIR, kind) as world:
         world.engines["v1"].fault = status
         response = await world.post(world.chat(stream=True))

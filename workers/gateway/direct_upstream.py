@@ -25,7 +25,7 @@ from workers.yard import commands, events
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 PROGRESS_EVERY_S = 0.5
-REFUSAL_GRACE_S = 0.001
+REFUSAL_GRACE_S = 0.01
 OURS = frozenset((401, 403))  # the gateway's own key was refused: not the client's fault
 RETRYABLE = frozenset((408, 425, 429, 499))
 logger = structlog.get_logger("switchyard.gateway")
