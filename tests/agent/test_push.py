@@ -22,7 +22,17 @@ LONG = 200
 
 
 async def pushed(agents: Agents, job: PrefillJob) -> tuple[list[int], dict[str, Any]]:
-    return await agents.run(job, push=await agents.target("d"))
+    """Prefill with a push, decode once that is over: a short prompt may be asked for before its push has begun."""
+    result = await agents.prefill("p", job, push=await agents.target("d"))
+
+    async def over() -> bool:
+        return not agents.engine("p")._pusher.under_way
+
+    await until(over)
+    tokens = [result["first_token_id"]]
+    async for event in agents.decode("d", job, tokens[:1], result["handoff"]):
+        tokens += event.get("ids", [])
+    return tokens, event
 
 
 async def counters(agents: Agents, node: str) -> dict[str, float]:
@@ -50,9 +60,8 @@ async def test_a_pushed_context_gives_the_models_own_tokens_and_nothing_is_fetch
     assert tokens == greedy(models_dir, job.token_ids, 8)
     assert end["recomputed_tokens"] == 0
     sender, receiver = await counters(agents, "p"), await counters(agents, "d")
-    if length >= LONG:  # a short prompt may be computed and asked for before its push has begun
-        assert receiver["received_blocks"] == sender[f"pushed_blocks_{way}"] == length // BLOCK
-        assert receiver["fetched_blocks_http"] + receiver["fetched_blocks_shared_memory"] == 0
+    assert receiver["received_blocks"] == sender[f"pushed_blocks_{way}"] == length // BLOCK
+    assert receiver["fetched_blocks_http"] + receiver["fetched_blocks_shared_memory"] == 0
     assert sender["failed_pushes"] + receiver["broken_pushes"] + receiver["checksum_failures"] == 0
     await agents.idle()
 
@@ -110,6 +119,17 @@ async def test_blocks_that_the_prefill_node_had_cached_are_pushed_too(agents: Ag
     assert tokens == greedy(models_dir, job.token_ids, 8)
     assert end["recomputed_tokens"] == 0
     assert (await counters(agents, "d"))["received_blocks"] == LONG // BLOCK
+    await agents.idle()
+
+
+async def test_a_decode_that_comes_while_its_push_is_under_way_waits_for_it(agents: Agents, models_dir: Path) -> None:
+    job = prefill_job(prompt(900, 15))
+    tokens, end = await agents.run(job, push=await agents.target("d"))
+    assert tokens == greedy(models_dir, job.token_ids, 8)
+    assert end["recomputed_tokens"] == 0
+    counts = await counters(agents, "d")
+    assert counts["received_blocks"] == 900 // BLOCK
+    assert counts["fetched_blocks_http"] + counts["fetched_blocks_shared_memory"] == 0
     await agents.idle()
 
 
