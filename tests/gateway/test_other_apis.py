@@ -1,5 +1,7 @@
 """Anthropic's messages and OpenAI's responses through a real gateway, by their own clients."""
 
+import contextlib
+
 import anthropic
 import openai
 import pytest
@@ -10,16 +12,18 @@ from tests.gateway.world import KEY
 ASK = {"model": "glm", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
 
 
-def clients(url):
-    return (
-        anthropic.AsyncAnthropic(api_key=KEY, base_url=url, max_retries=0),
-        openai.AsyncOpenAI(api_key=KEY, base_url=f"{url}/v1", max_retries=0),
-    )
+@contextlib.asynccontextmanager
+async def clients(url, key=KEY):
+    """Both, closed in the end."""
+    async with (
+        anthropic.AsyncAnthropic(api_key=key, base_url=url, max_retries=0) as messages,
+        openai.AsyncOpenAI(api_key=key, base_url=f"{url}/v1", max_retries=0) as responses,
+    ):
+        yield messages, responses
 
 
 async def test_messages_come_whole_and_as_a_stream(tmp_path):
-    async with direct_world(tmp_path) as world:
-        client, _ = clients(world.url)
+    async with direct_world(tmp_path) as world, clients(world.url) as (client, _):
         message = await client.messages.create(**ASK)
         assert (message.content[0].text, message.stop_reason) == ("abc", "end_turn")
         assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (24, 16)
@@ -30,8 +34,7 @@ async def test_messages_come_whole_and_as_a_stream(tmp_path):
 
 
 async def test_responses_come_whole_and_as_a_stream(tmp_path):
-    async with direct_world(tmp_path) as world:
-        _, client = clients(world.url)
+    async with direct_world(tmp_path) as world, clients(world.url) as (_, client):
         response = await client.responses.create(model="glm", input="hi")
         assert (response.output_text, response.usage.total_tokens) == ("abc", 43)
         async with client.responses.stream(model="glm", input="hi") as stream:
@@ -45,8 +48,7 @@ async def test_responses_come_whole_and_as_a_stream(tmp_path):
 async def test_tools_and_images_reach_the_engine(tmp_path):
     tool = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    async with direct_world(tmp_path) as world:
-        client, _ = clients(world.url)
+    async with direct_world(tmp_path) as world, clients(world.url) as (client, _):
         content = [{"type": "text", "text": "what"}, image]
         await client.messages.create(**{**ASK, "messages": [{"role": "user", "content": content}]}, tools=[tool])
         (body,) = world.engines["v1"].bodies
@@ -63,8 +65,7 @@ async def test_tools_and_images_reach_the_engine(tmp_path):
     ],
 )
 async def test_errors_have_the_apis_shape(tmp_path, fault, error):
-    async with direct_world(tmp_path) as world:
-        client, _ = clients(world.url)
+    async with direct_world(tmp_path) as world, clients(world.url) as (client, _):
         world.engines["v1"].fault = fault
         with pytest.raises(error) as told:
             await client.messages.create(**ASK)
@@ -74,9 +75,8 @@ async def test_errors_have_the_apis_shape(tmp_path, fault, error):
 
 
 async def test_an_engine_that_dies_in_its_stream_is_an_error_of_either_api(tmp_path):
-    async with direct_world(tmp_path) as world:
+    async with direct_world(tmp_path) as world, clients(world.url) as (messages, responses):
         world.engines["v1"].fault = "cut"
-        messages, responses = clients(world.url)
         with pytest.raises(anthropic.APIStatusError):
             async with messages.messages.stream(**ASK) as stream:
                 await stream.get_final_message()
@@ -86,16 +86,14 @@ async def test_an_engine_that_dies_in_its_stream_is_an_error_of_either_api(tmp_p
 
 
 async def test_a_wrong_key_is_an_authentication_error(tmp_path):
-    async with direct_world(tmp_path) as world:
-        client = anthropic.AsyncAnthropic(api_key="wrong", base_url=world.url, max_retries=0)
+    async with direct_world(tmp_path) as world, clients(world.url, "wrong") as (client, _):
         with pytest.raises(anthropic.AuthenticationError) as told:
             await client.messages.create(**ASK)
         assert told.value.body["error"]["type"] == "authentication_error"
 
 
 async def test_a_bad_field_is_named_before_any_engine_hears_of_it(tmp_path):
-    async with direct_world(tmp_path) as world:
-        client, other = clients(world.url)
+    async with direct_world(tmp_path) as world, clients(world.url) as (client, other):
         with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].role"):
             await client.messages.create(**{**ASK, "messages": [{"role": "robot", "content": "x"}]})
         with pytest.raises(openai.BadRequestError) as told:

@@ -215,7 +215,9 @@ async def test_a_small_band_with_a_ttl_dispatches_rejects_and_expires_exactly(tm
         assert by_clients == {(200, None): 8, (429, "rejected-saturated"): 15, (429, "rejected-ttl-expired"): 1}
         assert await counted(yard) == {"Dispatched": 8, "RejectedCapacity": 15, "EvictedTTL": 1}
         (expired,) = [one for one in seen if one.reason == "rejected-ttl-expired"]
-        assert 3.0 <= expired.ended_s < 3.2
+        assert (
+            3.0 <= expired.ended_s < 3.5
+        )  # on sockets and a shared machine; the machine's 50 ms have a test of their own
         assert all(1 <= one.retry_after_s <= 30 for one in seen if one.retry_after_s is not None or one.status == 429)
         recent = {row["id"]: row for row in yard.gateway.snapshot()["recent"]}
         assert recent[expired.name]["outcome"] == "dropped" and recent[expired.name]["reason"]
