@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import report
+from tools.ports import free_port
 
 CLIENTS = 200
 SECONDS = 20
@@ -247,7 +248,7 @@ def _pages() -> bool:
 
 
 def _feed(session: str) -> bool:
-    port = _free_port()
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--host", "127.0.0.1", "--port", str(port),
          "--loop", "uvloop", "--http", "httptools", "--ws", "websockets", "--ws-per-message-deflate", "false",
@@ -328,14 +329,6 @@ async def _until_open(port: int) -> None:
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import report
+from tools.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "sk-bench"
@@ -37,12 +37,6 @@ LOADS = {"small": (1500, 300), "big": (500, 120)}  # requests of 32 clients, of 
 READY_S = 90.0
 SETTLE_S = 3.0
 NEW_STREAMS_A_SECOND = 200
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def configuration(ports: dict[str, int], phases: dict[str, str]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import re
 import secrets
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from typing import Any
 import httpx
 import yaml
 
+from tools.ports import free_port
 from tools.smoke import Operator, SmokeFailed, running_yard
 from tools.vllm_model import MODEL, convert
 
@@ -126,11 +126,6 @@ class Server:
         text = httpx.get(f"{self.url}/metrics", timeout=10, trust_env=False).text
         found = {f"prompt_{source}": float(value) for source, value in _COUNTER.findall(text)}
         return found | {name: float(value) for name, value in _OTHER.findall(text)}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager

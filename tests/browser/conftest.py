@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from controlplane.asgi import application
 from tests.console.kit import node, snapshot
 from tests.factories import make_partition, make_tenant, make_user
 from tools import browser as chromium
+from tools.ports import free_port
 
 EXPECTED = re.compile("422|409|ERR_CONNECTION_REFUSED")
 PASSWORD = "a long enough password"
@@ -76,9 +76,7 @@ class Server(threading.Thread):
         super().__init__(daemon=True)
         self.partition = partition
         self.state = {}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         config = uvicorn.Config(
             application, port=self.port, log_level="warning", lifespan="off", ws_per_message_deflate=False
         )

@@ -8,7 +8,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from tests.ports import free_port
+from tools.ports import free_port
 from workers.direct.kv_link import KvLink, binds
 from workers.yard.config import KvEventsConfig
 

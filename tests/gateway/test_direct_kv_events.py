@@ -11,7 +11,7 @@ from tests.direct.engine import Engine
 from tests.direct.publisher import Publisher
 from tests.gateway.direct_world import DirectWorld
 from tests.gateway.world import document, node, running_gateway, until
-from tests.ports import free_port
+from tools.ports import free_port
 from workers.agent.engines.reference.tokenizer import load_tokenizer
 
 BLOCK_TOKENS = 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,14 +17,9 @@ from typing import Any
 import pytest
 
 from tests.gateway.world import AGENT_TOKEN, KEY, NOBODY_REDIS, PHASES, agent_spec, document, node, prompt
+from tools.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def call(url: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, str], dict[str, Any]]:

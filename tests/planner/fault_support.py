@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,12 +20,7 @@ from django.db import connection
 
 from controlplane.env import ROOT
 from tests.factories import COEFFICIENTS, MODEL, NETWORK
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tools.ports import free_port
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

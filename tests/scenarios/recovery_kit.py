@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import numpy as np
 
 from tests.agent.reference_support import greedy
 from tests.gateway.world import AGENT_TOKEN, KEY, NOBODY_REDIS, document, node, running_gateway
+from tools.ports import free_port
 from workers.gateway.gateway import Gateway
 from workers.gateway.serving import Serving
 from workers.gateway.text import GgufCodec
@@ -45,12 +45,6 @@ NETWORK = {
 }  # fmt: skip
 CALLS_S = 0.2  # three rounds of status calls on a machine that is not overloaded
 PHASES = {"n1": "prefill", "n2": "prefill", "n3": "decode", "n4": "decode"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def prompt_ids(tokens: int, seed: int) -> array[int]:
