@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 
 from apps.flowcontrol import exchange, selectors, services
 from apps.flowcontrol.choices import CeilingPolicy, Detector, Fairness, LimitMode, Ordering
@@ -196,7 +196,7 @@ def list_bands(request: HttpRequest, partition: str, query: Query[PageQuery]) ->
 def create_band(request: HttpRequest, partition: str, payload: BandIn) -> Any:
     actor = require(request, "operator")
     fields = payload.changes()
-    return 201, services.create_band(partition_named(partition), actor=actor, reason=payload.reason, **fields)
+    return Status(201, services.create_band(partition_named(partition), actor=actor, reason=payload.reason, **fields))
 
 
 @router.put("/partitions/{partition}/band-priorities", response=list[BandOut])
@@ -231,7 +231,7 @@ def delete_band(request: HttpRequest, partition: str, name: str, reason: str = "
         band = selectors.band_named(records.locked(partition_named(partition)), name)
         check_if_match(request, BandOut.from_orm(band))
         services.delete_band(band, actor, reason)
-    return 204, None
+    return Status(204, None)
 
 
 @router.get("/partitions/{partition}/objectives", response=Page[ObjectiveOut])
@@ -244,7 +244,7 @@ def create_objective(request: HttpRequest, partition: str, payload: ObjectiveIn)
     actor = require(request, "operator")
     owner = partition_named(partition)
     fields = {**payload.changes(), "band": selectors.band_for(owner, payload.band)}
-    return 201, services.create_objective(owner, actor=actor, reason=payload.reason, **fields)
+    return Status(201, services.create_objective(owner, actor=actor, reason=payload.reason, **fields))
 
 
 @router.get("/partitions/{partition}/objectives/{name}", response=ObjectiveOut)
@@ -276,7 +276,7 @@ def delete_objective(request: HttpRequest, partition: str, name: str, reason: st
         objective = selectors.objective_named(records.locked(partition_named(partition)), name)
         check_if_match(request, ObjectiveOut.from_orm(objective))
         services.delete_objective(objective, actor, reason)
-    return 204, None
+    return Status(204, None)
 
 
 def _flow_out(settings: FlowSettings) -> FlowOut:

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 from pydantic import AwareDatetime, Field
 
 from apps.planning import dryruns, selectors, services, warmups
@@ -442,7 +442,7 @@ def propose_split(request: HttpRequest, partition: str, payload: ProposalIn) -> 
     proposal = services.propose(
         partition_named(partition), payload.prefill_nodes, actor, payload.reason, payload.expires_at
     )
-    return 201, selectors.proposal_document(proposal)
+    return Status(201, selectors.proposal_document(proposal))
 
 
 @router.post("/split/{partition}/proposals/{number}/approve", response=ProposalOut)
@@ -479,7 +479,7 @@ def ask_dry_run(request: HttpRequest, partition: str, payload: DryRunIn) -> Any:
     """Try a split in the simulator from the live state. The answer comes under its number; nothing is switched."""
     actor = require(request, "operator")
     run = dryruns.ask(partition_named(partition), payload.prefill_nodes, actor, payload.reason)
-    return 202, selectors.dry_run_document(run)
+    return Status(202, selectors.dry_run_document(run))
 
 
 # -- the learned model ------------------------------------------------------------------------------------------------
@@ -504,7 +504,7 @@ def get_fit(request: HttpRequest, partition: str, number: int) -> Any:
 def start_warm_up(request: HttpRequest, partition: str, payload: Because) -> Any:
     """Every node serves both phases while its concurrency ramps, until the cost model is learned."""
     actor = require(request, "administrator")
-    return 201, selectors.warm_up_document(warmups.start(partition_named(partition), actor, payload.reason))
+    return Status(201, selectors.warm_up_document(warmups.start(partition_named(partition), actor, payload.reason)))
 
 
 @router.delete("/split/{partition}/warm-up", response=WarmUpOut)

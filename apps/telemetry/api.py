@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 from pydantic import AwareDatetime, Field
 
 from apps.telemetry import alerting, gateways, selectors
@@ -127,7 +127,7 @@ def list_branches(request: HttpRequest, partition: str, query: Query[BranchQuery
 def end_branch(request: HttpRequest, partition: str, body: BranchEndIn) -> Any:
     """Its blocks become the first to be evicted."""
     gateways.end_branch(partition_named(partition), body.id, actor_of(request), body.reason)
-    return 204, None
+    return Status(204, None)
 
 
 @router.get("/partitions/{partition}/branches/{path:branch_id}", response=dict[str, Any])
@@ -219,7 +219,7 @@ def list_living_requests(request: HttpRequest, partition: str, query: Query[Livi
 def cancel_request(request: HttpRequest, partition: str, request_id: str, body: ReasonIn) -> Any:
     """Its client gets an error that says so, and its nodes stop."""
     gateways.cancel_request(partition_named(partition), request_id, actor_of(request), body.reason)
-    return 204, None
+    return Status(204, None)
 
 
 @router.get("/partitions/{partition}/alerts", response=Page[AlertOut])

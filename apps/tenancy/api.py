@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from ninja import Field, Query, Router, Schema
+from ninja import Field, Query, Router, Schema, Status
 from pydantic import AwareDatetime
 
 from apps.tenancy import selectors, services
@@ -106,7 +106,7 @@ def list_tenants(request: HttpRequest, query: Query[PageQuery]) -> Any:
 @router.post("/tenants", response={201: TenantOut})
 def create_tenant(request: HttpRequest, payload: TenantIn) -> Any:
     actor = require(request, "administrator")
-    return 201, services.create_tenant(actor=actor, **payload.model_dump())
+    return Status(201, services.create_tenant(actor=actor, **payload.model_dump()))
 
 
 @router.get("/tenants/{name}", response=TenantOut)
@@ -153,14 +153,14 @@ def list_keys(request: HttpRequest, name: str, query: Query[PageQuery]) -> Any:
 def issue_key(request: HttpRequest, name: str, payload: KeyIn) -> Any:
     tenant = _tenant(request, name, "administrator")
     issued = services.issue_key(tenant, actor=actor_of(request), **payload.model_dump())
-    return 201, {"key": issued.key, "secret": issued.plain_text}
+    return Status(201, {"key": issued.key, "secret": issued.plain_text})
 
 
 @router.post("/keys/{key_id}/rotate", response={201: IssuedKeyOut})
 def rotate_key(request: HttpRequest, key_id: int, payload: Reason) -> Any:
     actor = require(request, "administrator")
     issued = services.rotate_key(selectors.key_numbered(key_id), actor, payload.reason)
-    return 201, {"key": issued.key, "secret": issued.plain_text}
+    return Status(201, {"key": issued.key, "secret": issued.plain_text})
 
 
 @router.post("/keys/{key_id}/revoke", response=KeyOut)

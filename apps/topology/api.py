@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 
 from apps.topology import selectors, services
 from apps.topology.choices import Engine, Phase, RoutingPolicy
@@ -205,7 +205,7 @@ def add_node(request: HttpRequest, partition: str, payload: NodeIn) -> Any:
     given = {name: value for name, value in payload.dict().items() if value is not None and name != "reason"}
     name, engine, phase = given.pop("name"), given.pop("engine"), given.pop("phase")
     row = selectors.partition_named(partition)
-    return 201, services.add_node(row, name, actor, payload.reason, engine=engine, phase=phase, **given)
+    return Status(201, services.add_node(row, name, actor, payload.reason, engine=engine, phase=phase, **given))
 
 
 @router.get("/nodes/{name}", response=NodeOut)
