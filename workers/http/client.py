@@ -7,16 +7,15 @@ and the call allows it (a call whose repetition would harm, such as one with a r
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httptools
 
-from workers.http.wire import Headers, encode_headers, header
+from workers.http.wire import Headers, encode_headers, header, ready_transport
 
 WRITE_HIGH_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
@@ -241,11 +240,7 @@ class UpstreamConnection(asyncio.Protocol):
     # ---- the transport's callbacks ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from asyncio's
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = ready_transport(transport, WRITE_HIGH_BYTES)
 
     def data_received(self, data: bytes) -> None:
         call = self._call

@@ -74,7 +74,7 @@ class Exchange:
         self._finish(head if self.method == "HEAD" else head + body)
 
     def start(self, status: int, headers: bytes) -> None:
-        """Begins an answer of unknown length; the head goes out with the first `write` or `flush`."""
+        """Begins an answer of unknown length; the head goes out with the first `write`."""
         if self.gone or self.ended:
             return
         assert not self.started, "the answer has begun"
@@ -84,12 +84,6 @@ class Exchange:
             self.keep_alive = False
         framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
         self._head = b"".join((status_line(status), headers, _DATE.line(), framing, self._connection_line(), b"\r\n"))
-
-    def flush(self) -> None:
-        """Sends the head now, when the first data may take long."""
-        if self._head and not self.gone:
-            head, self._head = self._head, b""
-            self._connection.write(head)
 
     def write(self, data: bytes) -> None:
         """More of the answer's body."""

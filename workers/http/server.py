@@ -8,18 +8,17 @@ is answered with 400 and the end of the connection.
 from __future__ import annotations
 
 import asyncio
-import socket
 import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import httptools
 import structlog
 
 from workers.http.exchange import Exchange
-from workers.http.wire import CONTINUE, header
+from workers.http.wire import CONTINUE, header, ready_transport
 
 WRITE_HIGH_BYTES = 128 * 1024
 MAX_WAITING_REQUESTS = 32
@@ -113,14 +112,10 @@ class Connection(asyncio.Protocol):
     # ---- the transport's callbacks ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from asyncio's
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = ready_transport(transport, WRITE_HIGH_BYTES)
         if len(self._server.connections) >= self._server.limits.connections:
             self._over = True
-            transport.abort()
+            self._transport.abort()
             return
         self._server.connections.add(self)
         self._until("idle", self._server.limits.idle_s)

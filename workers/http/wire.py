@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 import time
 from collections.abc import Iterable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import cast
 
 Headers = list[tuple[bytes, bytes]]
 LAST_CHUNK = b"0\r\n\r\n"
@@ -59,3 +62,13 @@ def header(headers: Headers, name: bytes) -> bytes | None:
         if key == name:
             return value
     return None
+
+
+def ready_transport(transport: asyncio.BaseTransport, write_high_bytes: int) -> asyncio.Transport:
+    """A connection's transport, with its buffer bounded and without Nagle's delay (44 ms on every first token)."""
+    ready = cast(asyncio.Transport, transport)  # uvloop's do not derive from asyncio's
+    ready.set_write_buffer_limits(high=write_high_bytes)
+    sock = ready.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ready
