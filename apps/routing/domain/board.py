@@ -7,7 +7,7 @@ Rows of the reason table are made when somebody reads them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol, overload
+from typing import Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from apps.routing.domain.views import (
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Row = TypeVar("Row", CandidateTerms, DecodeTerms)
 
 _FACTS = ("c0", "c1", "c2", "c3", "chunk", "spare", "referenced")
 _LOADS = ("head_until", "queued_s", "requests", "link_free_at")
@@ -127,7 +128,34 @@ class Board:
         return Predictions(self, now, query, network, may_fetch, held)
 
 
-class DecodePredictions(Sequence[DecodeTerms]):
+class _Table(Sequence[Row]):
+    """One row a node, made from columns when it is read."""
+
+    _facts: list[NodeFacts]
+
+    def _row(self, row: int) -> Row:
+        raise NotImplementedError
+
+    def facts(self, row: int) -> NodeFacts:
+        return self._facts[row]
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self._row(row) for row in range(len(self._facts)))
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Row, ...]: ...
+    def __getitem__(self, at: int | slice) -> Row | tuple[Row, ...]:
+        if isinstance(at, slice):
+            return tuple(self._row(row) for row in range(*at.indices(len(self))))
+        return self._row(range(len(self))[at])
+
+
+class DecodePredictions(_Table[DecodeTerms]):
     """The table of one decode choice: a row for every node, as columns until it is read."""
 
     def __init__(self, board: Board, query: DecodeQuery) -> None:
@@ -149,24 +177,6 @@ class DecodePredictions(Sequence[DecodeTerms]):
         """Whether a node would do, had it room."""
         return bool(((self._case == _KV_FULL) | (self._case == _BATCH_FULL)).any())
 
-    def facts(self, row: int) -> NodeFacts:
-        return self._facts[row]
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-    def __iter__(self) -> Iterator[DecodeTerms]:
-        return (self._row(row) for row in range(len(self._facts)))
-
-    @overload
-    def __getitem__(self, at: int) -> DecodeTerms: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[DecodeTerms, ...]: ...
-    def __getitem__(self, at: int | slice) -> DecodeTerms | tuple[DecodeTerms, ...]:
-        if isinstance(at, slice):
-            return tuple(self._row(row) for row in range(*at.indices(len(self))))
-        return self._row(range(len(self))[at])
-
     def _row(self, row: int) -> DecodeTerms:
         name, why_not = self._facts[row].name, self._why_not[row]
         if why_not is not None:
@@ -182,7 +192,7 @@ class DecodePredictions(Sequence[DecodeTerms]):
         )
 
 
-class Predictions(Sequence[CandidateTerms]):
+class Predictions(_Table[CandidateTerms]):
     """The reason table of one decision: a row for every node, as columns until it is read."""
 
     def __init__(
@@ -233,24 +243,6 @@ class Predictions(Sequence[CandidateTerms]):
         """One node's row."""
         row = self._index.get(node)
         return None if row is None else self._row(row)
-
-    def facts(self, row: int) -> NodeFacts:
-        return self._facts[row]
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-    def __iter__(self) -> Iterator[CandidateTerms]:
-        return (self._row(row) for row in range(len(self._facts)))
-
-    @overload
-    def __getitem__(self, at: int) -> CandidateTerms: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[CandidateTerms, ...]: ...
-    def __getitem__(self, at: int | slice) -> CandidateTerms | tuple[CandidateTerms, ...]:
-        if isinstance(at, slice):
-            return tuple(self._row(row) for row in range(*at.indices(len(self))))
-        return self._row(range(len(self))[at])
 
     def _row(self, row: int) -> CandidateTerms:
         name, why_not = self._facts[row].name, self._why_not[row]
