@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from apps.kvcache.domain.events import Tier
 from apps.kvcache.domain.hashing import HASH_BYTES, extend_chain
+from apps.kvcache.domain.segments import mirrored
 from workers.direct.kv_events import EngineHash, Event, Removed, Stored
 
 
@@ -152,7 +153,7 @@ class KvTranslation:
         order = list(self._below([name]))
         for item in order:
             self._blocks[item].told = False
-        return b"".join(_mirrored(self._blocks[item].chain) for item in reversed(order))
+        return b"".join(mirrored(self._blocks[item].chain) for item in reversed(order))
 
     def _below(self, first: Iterable[EngineHash]) -> Iterator[EngineHash]:
         """These blocks and all told ones after them, each after the one before it."""
@@ -177,7 +178,3 @@ class KvTranslation:
 
     def _end_of(self, name: EngineHash | None) -> bytes | None:
         return None if name is None else self._blocks[name].chain[-HASH_BYTES:]
-
-
-def _mirrored(chain: bytes) -> bytes:
-    return b"".join(chain[at : at + HASH_BYTES] for at in range(len(chain) - HASH_BYTES, -1, -HASH_BYTES))

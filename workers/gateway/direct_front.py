@@ -7,13 +7,12 @@ and OpenAI's responses are put into chat completions first and back on the way o
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from apps.kvcache.domain.events import BranchSignal
+from workers.direct.bodies import with_fields
 from workers.gateway import light_body
 from workers.gateway.body import decode_json
 from workers.gateway.dialects import messages_request, responses_request
@@ -25,7 +24,7 @@ from workers.gateway.errors import ApiError, bad_field
 from workers.gateway.light_body import LightBody
 from workers.gateway.relay import Relay
 from workers.gateway.serving import ENGINE_DOMAIN, Serving
-from workers.gateway.signals import Caller, Standing, authenticate, branch_signal, standing
+from workers.gateway.signals import authenticate, branch_signal, standing
 from workers.gateway.web import Request
 from workers.http.client import CallError
 from workers.yard import events
@@ -50,11 +49,10 @@ def complete(request: Request, serving: Serving, upstream: DirectUpstream, kind:
     body = light_body.read(raw, chat)
     serving.check_model(body.model)
     if body.model != config.model.name:
-        raw = msgspec.json.encode({**msgspec.json.decode(raw), "model": config.model.name})
+        raw = with_fields(raw, {"model": config.model.name})
     place = standing(config, caller, request.headers)
     branch = branch_signal(caller, request.headers, body.session_id)
-    if request.request_id in upstream.relays or request.request_id in serving.yard.requests:
-        request.request_id = uuid.uuid4().hex
+    request.request_id = serving.own_id(request.request_id)
     relay = Relay(
         exchange=request.exchange,
         request_id=request.request_id,
@@ -72,37 +70,11 @@ def complete(request: Request, serving: Serving, upstream: DirectUpstream, kind:
     upstream.relays[relay.request_id] = relay
     request.exchange.on_gone = lambda: _gone(serving, upstream, relay)
     request.exchange.on_blocked = relay.pause
-    _enqueue(serving, relay, caller, place, branch, body, received_at, len(request.body))
-
-
-def _enqueue(
-    serving: Serving,
-    relay: Relay,
-    caller: Caller,
-    place: Standing,
-    branch: BranchSignal,
-    body: LightBody,
-    received_at: float,
-    body_bytes: int,
-) -> None:
-    began = time.perf_counter()
-    room = max(1, serving.config.model.context_tokens - relay.prompt.tokens)
-    arrived = events.YardRequest(
-        request_id=relay.request_id,
-        tenant=caller.tenant.name,
-        band=place.band,
-        flow_id=place.flow_id,
-        bytes=body_bytes,
-        prompt=relay.prompt,
-        output_tokens=min(body.output_tokens or DEFAULT_OUTPUT_TOKENS, room),
-        received_at=received_at,
-        branch=branch,
-        ttl_s=place.ttl_s,
-        slo_ttft_s=place.slo_ttft_s,
-        objective=place.objective,
+    room = max(1, config.model.context_tokens - relay.prompt.tokens)
+    output_tokens = min(body.output_tokens or DEFAULT_OUTPUT_TOKENS, room)
+    serving.enqueue(
+        relay.request_id, caller, place, branch, relay.prompt, output_tokens, len(request.body), received_at
     )
-    serving.driver.feed(events.Arrived(arrived))
-    serving.metrics.enqueued(serving.yard, time.perf_counter() - began)
 
 
 def _gone(serving: Serving, upstream: DirectUpstream, relay: Relay) -> None:

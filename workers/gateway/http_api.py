@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -24,7 +23,7 @@ from workers.gateway.gateway import Gateway
 from workers.gateway.logprobs import TokenChoice
 from workers.gateway.serving import Serving
 from workers.gateway.session import Ended, Session, Text
-from workers.gateway.signals import Caller, Standing, authenticate, branch_key, branch_signal, standing
+from workers.gateway.signals import Caller, authenticate, branch_key, branch_signal, standing
 from workers.gateway.web import MAX_BODY_BYTES, Front, Handler, Request, Response, json_response
 from workers.http.wire import encode_headers
 from workers.yard import events
@@ -97,7 +96,7 @@ async def _complete(request: Request, serving: Serving, kind: Kind) -> Response 
     place = standing(config, caller, request.headers)
     branch = branch_signal(caller, request.headers, body.session_id)
     ids = await _token_ids(serving, body, len(raw))
-    request_id = _own_id(request, serving)
+    request_id = request.request_id = serving.own_id(request.request_id)
     prompt = _hash(serving, caller, body, branch, ids)
     max_tokens = _max_tokens(config, body, prompt.tokens)
     session = Session(
@@ -114,34 +113,12 @@ async def _complete(request: Request, serving: Serving, kind: Kind) -> Response 
     )
     serving.sessions[request_id] = session
     try:
-        _enqueue(serving, session, branch, place, received_at, len(raw))
+        serving.enqueue(request_id, caller, place, branch, prompt, max_tokens, len(raw), received_at)
         return await _answer(request, session, kind, given)
     finally:
         del serving.sessions[request_id]
         if request_id in serving.yard.requests:
             serving.driver.feed(events.ClientGone(request_id))
-
-
-def _enqueue(
-    serving: Serving, session: Session, branch: BranchSignal, place: Standing, received_at: float, body_bytes: int
-) -> None:
-    began = time.perf_counter()
-    arrived = events.YardRequest(
-        request_id=session.request_id,
-        tenant=session.tenant,
-        band=place.band,
-        flow_id=place.flow_id,
-        bytes=body_bytes,
-        prompt=session.prompt,
-        output_tokens=session.max_tokens,
-        received_at=received_at,
-        branch=branch,
-        ttl_s=place.ttl_s,
-        slo_ttft_s=place.slo_ttft_s,
-        objective=place.objective,
-    )
-    serving.driver.feed(events.Arrived(arrived))
-    serving.metrics.enqueued(serving.yard, time.perf_counter() - began)
 
 
 def _as_chat(given: dict[str, Any], kind: Kind) -> dict[str, Any]:
@@ -162,14 +139,6 @@ async def _count_tokens(request: Request, serving: Serving) -> Response:
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------
-
-
-def _own_id(request: Request, serving: Serving) -> str:
-    """The client's request id, unless a request of that id is still here."""
-    request_id = request.request_id
-    if request_id in serving.sessions or request_id in serving.yard.requests:
-        request.request_id = request_id = uuid.uuid4().hex
-    return request_id
 
 
 async def _token_ids(serving: Serving, body: CompletionBody, size: int) -> array[int]:

@@ -7,10 +7,12 @@ import secrets
 import time
 import uuid
 from array import array
+from collections.abc import Container
 
 import aiohttp
 
-from apps.kvcache.domain.hashing import PromptHasher, root_hash
+from apps.kvcache.domain.events import BranchSignal
+from apps.kvcache.domain.hashing import HashedPrompt, PromptHasher, root_hash
 from workers.direct import sglang
 from workers.direct.node import DirectNode
 from workers.gateway.direct_upstream import DirectUpstream
@@ -20,6 +22,7 @@ from workers.gateway.live import Publisher
 from workers.gateway.metrics import GatewayMetrics
 from workers.gateway.nodes import NodeClient
 from workers.gateway.session import Session
+from workers.gateway.signals import Caller, Standing
 from workers.gateway.text import TextCodec
 from workers.gateway.upstream import Upstream
 from workers.http.client import Client
@@ -60,6 +63,7 @@ class Serving:
         else:
             self.upstream = Upstream(model, self.sessions, self.nodes, self.driver.feed)
             self.driver.connect(self.upstream, self.nodes)
+        self._living: Container[str] = self.sessions if self.direct is None else self.direct.relays
         self._token = token
         self._closing: set[asyncio.Task[None]] = set()
         self._sync_nodes(config)
@@ -113,6 +117,40 @@ class Serving:
         if vocabulary is not None and max(ids, default=0) >= vocabulary:
             text = f"'prompt' holds a token id that the model does not have (it has {vocabulary})."
             raise ApiError(400, text, code="invalid_value", param="prompt")
+
+    def own_id(self, wanted: str) -> str:
+        """The client's request id, unless a request of that id is still here."""
+        return uuid.uuid4().hex if wanted in self.yard.requests or wanted in self._living else wanted
+
+    def enqueue(
+        self,
+        request_id: str,
+        caller: Caller,
+        place: Standing,
+        branch: BranchSignal,
+        prompt: HashedPrompt,
+        output_tokens: int,
+        body_bytes: int,
+        received_at: float,
+    ) -> None:
+        """Hands a request that was read to the yard. Its session or relay is there already."""
+        began = time.perf_counter()
+        arrived = events.YardRequest(
+            request_id=request_id,
+            tenant=caller.tenant.name,
+            band=place.band,
+            flow_id=place.flow_id,
+            bytes=body_bytes,
+            prompt=prompt,
+            output_tokens=output_tokens,
+            received_at=received_at,
+            branch=branch,
+            ttl_s=place.ttl_s,
+            slo_ttft_s=place.slo_ttft_s,
+            objective=place.objective,
+        )
+        self.driver.feed(events.Arrived(arrived))
+        self.metrics.enqueued(self.yard, time.perf_counter() - began)
 
     def cancel(self, request_id: str, error: ApiError) -> bool:
         """Ends a request with this error; False when it is not here."""

@@ -111,13 +111,6 @@ class AnswerEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillAccepted:
-    """The node has the request in its queue."""
-
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillFinished:
     """The first token is there. `result` None: the engine tells what it had cached at the answer's end, if at all."""
 
@@ -256,7 +249,6 @@ Event = (
     Arrived
     | ClientGone
     | AnswerEnded
-    | PrefillAccepted
     | PrefillFinished
     | PrefillFailed
     | FirstToken

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from apps.kvcache.domain.events import BranchView, ReuseTotals
+from workers.yard.outcomes import terms_document
 
 if TYPE_CHECKING:
     from workers.yard.requests import RequestState
@@ -32,7 +33,7 @@ def living_request(now: float, yard: Yard, request_id: str) -> dict[str, Any] | 
     state = yard.requests.get(request_id)
     if state is None:
         return None
-    terms = [asdict(row) for row in state.terms]
+    terms = [terms_document(row) for row in state.terms]
     return _request(now, yard, state) | {"story": list(state.story), "router_terms": terms}
 
 

@@ -129,9 +129,6 @@ class RequestLife:
             state.holds_prefill, state.decode_node, state.flow_outcome = False, None, None
             self._m.tell_flow(now, flow_events.Withdraw(state.request_id))
 
-    def prefill_accepted(self, now: float, event: events.PrefillAccepted) -> None:
-        """Nothing changes: the load book counts a request from the decision."""
-
     def prefill_finished(self, now: float, event: events.PrefillFinished) -> None:
         state = self._ends.find(event.request_id, Stage.PREFILLING)
         if state is None or state.prefill_node is None:

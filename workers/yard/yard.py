@@ -38,7 +38,6 @@ class Yard:
             events.Arrived: self._life.arrived,
             events.ClientGone: self._life.client_gone,
             events.AnswerEnded: self._life.answer_ended,
-            events.PrefillAccepted: self._life.prefill_accepted,
             events.PrefillFinished: self._life.prefill_finished,
             events.PrefillFailed: self._life.prefill_failed,
             events.FirstToken: self._life.first_token,
