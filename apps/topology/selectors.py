@@ -37,7 +37,8 @@ def node_named(name: str) -> Node:
 
 
 def nodes_of(partition: Partition) -> QuerySet[Node]:
-    return Node.objects.select_related("partition").filter(partition=partition).order_by("order")
+    """In node order; each one's `partition` is the object given, not a copy read with every row."""
+    return partition.nodes.order_by("order")
 
 
 def configuration_numbered(partition: Partition, version: int) -> ConfigurationVersion:

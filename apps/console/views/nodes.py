@@ -19,7 +19,7 @@ from apps.console.forms import ConfirmForm, ForceNodeForm, ReasonForm
 from apps.console.present import NODES_SHOWN, present_nodes
 from apps.console.timeline import SPANS, Move, Window, lanes, ticks, trace, window
 from apps.console.views.actions import answer, posted
-from apps.console.views.shell import abilities, page
+from apps.console.views.shell import abilities, live_view, page
 from apps.planning import services
 from apps.planning.models import SwitchStep
 from apps.planning.selectors import forced_phases
@@ -36,7 +36,8 @@ LANES_SHOWN = 40
 def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
     rows = {node.name: node for node in nodes_of(partition)}
     context = _narrowed(request, partition, len(rows)) | _timeline(request, partition, list(rows.values()))
-    return page(request, partition, "nodes", stored=rows, forced=forced_phases(partition), **context)
+    seen = live_view(request, partition, whole=not context["still"])
+    return page(request, partition, "nodes", seen, stored=rows, forced=forced_phases(partition), **context)
 
 
 @partition_view("viewer")
