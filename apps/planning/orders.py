@@ -289,6 +289,7 @@ def _store(order: SwitchOrder, steps: list[SwitchStep], plan: OrderPlan, now: fl
     was_moving = order.state in ACTIVE
     order.state, order.undoing = plan.state, plan.undoing
     order.outcome = plan.reason[:500]
+    order.ordered_at = datetime.fromtimestamp(plan.ordered_at, UTC)
     order.cooling_until = _moment(plan.cooling_until)
     if was_moving and plan.state not in ACTIVE:
         order.switched_at = _moment(now)
@@ -311,8 +312,8 @@ def _apply(partition: Partition, nodes: dict[str, Node], commands: list[Any], ac
         match command:
             case TakeNode(name, phase, generation):
                 node = nodes[name]
+                node.draining = not _by_routing(node) and Phase.MIXED not in (node.desired_phase, phase)
                 node.desired_phase, node.generation = phase, generation
-                node.draining = not _by_routing(node)
                 touched.add(name)
             case ReleaseNode(name):
                 nodes[name].draining = False

@@ -46,7 +46,7 @@ def tick(partition: Partition, now: float, live: Mapping[str, Any] | None = None
     """
     with change(PLANNER, "the planner's tick"):
         partition = records.locked(partition)
-        memory, policy = memory_of(partition), planner_policy(partition)
+        memory, policy = memory_of(partition, now), planner_policy(partition)
         warming_up = running_warm_up(partition) is not None
         closes = loop.slices_due(now, memory, policy)
         if closes:
@@ -77,14 +77,16 @@ def tick(partition: Partition, now: float, live: Mapping[str, Any] | None = None
 # -- what is remembered ----------------------------------------------------------------------------------------------
 
 
-def memory_of(partition: Partition) -> loop.Memory:
-    """The loop's memory out of the stored slices and decisions."""
+def memory_of(partition: Partition, now: float) -> loop.Memory:
+    """The loop's memory at `now` out of the stored slices and decisions; not of a time that a wrong clock was at."""
     policy = policy_of(partition)
-    newest = Slice.objects.filter(partition=partition).order_by("-t0").first()
-    kept = Slice.objects.filter(partition=partition, t1__gt=newest.t1 - 2 * policy.window_s) if newest else ()
-    decisions = Decision.objects.filter(partition=partition)
+    past = Slice.objects.filter(partition=partition, t1__lte=now)
+    newest = past.order_by("-t0").first()
+    kept = past.filter(t1__gt=newest.t1 - 2 * policy.window_s) if newest else ()
+    decisions = Decision.objects.filter(partition=partition, window_end__lte=now)
     windows = decisions.exclude(rule__in=(deciding.EMPTY_PHASE, deciding.WATCH)).order_by("-window_end").first()
-    restored = decisions.filter(rule=deciding.EMPTY_PHASE).order_by("-at").first()
+    lately = decisions.filter(rule=deciding.EMPTY_PHASE, at__lte=datetime.fromtimestamp(now, UTC))
+    restored = lately.order_by("-at").first()
     return loop.Memory(
         slices=tuple(view_of(row) for row in kept),
         decided_until=windows.window_end if windows else None,

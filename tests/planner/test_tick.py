@@ -233,3 +233,30 @@ def test_a_fit_that_reality_has_left_is_retired_and_learned_anew_from_newer_meas
     assert second.state == "accepted"
     assert second.prefill["c1"] == pytest.approx(2 * COEFFICIENTS["c1"], rel=0.1)
     assert learning.refit(partition, END + WINDOW_S) == []
+
+
+# -- a clock that was wrong ------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_was_ahead_for_a_while_does_not_stop_the_planner_until_then(partition):
+    tasks.tick(partition.name, now=END + 86_405)
+    assert Decision.objects.filter(window_end__gt=END + 80_000).exists()
+    load(partition)
+    assert run(partition) == "switch (switch): ordered"
+    assert Slice.objects.filter(t0__gte=START, t1__lte=END).count() == 10
+    # When that time comes the window is decided already.
+    assert tasks.tick(partition.name, now=END + 86_404.5).startswith(("nothing", "hold")) is True
+    assert Decision.objects.filter(window_end__gt=END + 80_000).count() == 1
+
+
+def test_in_approve_mode_a_lost_phase_is_decided_once_a_slice_and_not_with_every_tick(partition):
+    PlannerPolicy.objects.update(mode="approve")
+    load(partition)
+    run(partition, now=END - 1)
+    gone = datetime.fromtimestamp(END - 60, UTC)
+    Node.objects.filter(desired_phase="prefill").update(observed_state="down", observed_at=gone)
+    before = Decision.objects.count()
+    for second in range(0, 24, 2):
+        tasks.tick(partition.name, now=END + second)
+    assert Decision.objects.filter(rule="empty_phase").count() <= 3
+    assert Decision.objects.count() - before <= 3

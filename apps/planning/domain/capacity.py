@@ -88,7 +88,8 @@ def decode_rate(node: NodeCapacity, workload: Workload, batch: float) -> float:
         timed = max(batch, node.batch_range.low)
     if batch <= 0:
         return 0.0
-    return batch / (workload.decode_iterations * decode_iteration_s(node.decode, timed))
+    seconds = workload.decode_iterations * decode_iteration_s(node.decode, timed)
+    return batch / seconds if seconds > 0 else inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,8 @@ def closed_loop_rate(
         return 0.0
     rates = [prefill_rate(node.prefill, workload) for node in prefill_nodes]
     mu_prefill = sum(rates)
+    if mu_prefill <= 0:
+        return 0.0
     service_s = len(rates) / mu_prefill
 
     def answered_in_s(rate: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
@@ -72,7 +73,8 @@ def judge(gains: Sequence[float | None], base: float, strictness: float = 1.0) -
     `base` is what the current split does (requests per second); `strictness` multiplies both thresholds (2 for a switch
     that undoes a recent one).
     """
-    kept = [float(gain) for gain in gains if gain is not None]
+    # What is no number, as where a model says that work takes no time, is no evidence either.
+    kept = [float(gain) for gain in gains if gain is not None and isfinite(gain)]
     if len(kept) < MIN_SLICES:
         return GateResult(False, None, None, len(kept), TOO_FEW_SLICES, None)
     gain = float(np.mean(kept))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil, floor
 
 from apps.planning.domain import watch
 from apps.planning.domain.plan_types import Decision, PlannerPolicy, PlannerState, SliceView
@@ -17,7 +18,8 @@ from apps.planning.domain.slices import LoadPiece, close_slice
 
 # Load windows reach the planner a moment after their end.
 LAG_S = 4.0
-_EPSILON_S = 1e-6
+# Multiples of a slice that is no whole number of seconds are off by rounding; a slice is 2 s at least.
+_EPSILON_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,14 @@ class Memory:
     @property
     def closed_until(self) -> float | None:
         return self.slices[-1].t1 if self.slices else None
+
+    def as_of(self, now: float) -> Memory:
+        """Without what lies in the future: the clock was ahead when that was remembered, and time comes there again."""
+        return Memory(
+            tuple(piece for piece in self.slices if piece.t1 <= now),
+            self.decided_until if self.decided_until is None or self.decided_until <= now else None,
+            self.restored_at if self.restored_at is None or self.restored_at <= now else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +95,8 @@ def slices_due(now: float, memory: Memory, policy: PlannerPolicy) -> bool:
 
 def window_due(now: float, memory: Memory, policy: PlannerPolicy) -> tuple[float, float] | None:
     """The newest window that has ended by `now` and is not decided; also after the planner was away."""
-    closed_until = (now - LAG_S + _EPSILON_S) // policy.slice_s * policy.slice_s
-    end = (closed_until + _EPSILON_S) // policy.window_s * policy.window_s
+    closed_until = _ended_slices(now, policy) * policy.slice_s
+    end = floor((closed_until + _EPSILON_S) / policy.window_s) * policy.window_s
     if memory.decided_until is not None and end <= memory.decided_until + _EPSILON_S:
         return None
     return end - policy.window_s, end
@@ -94,17 +104,21 @@ def window_due(now: float, memory: Memory, policy: PlannerPolicy) -> tuple[float
 
 def tick(now: float, memory: Memory, state: PlannerState, measured: Measured) -> tuple[Memory, list[Outcome]]:
     """What has become due by `now`. The outcomes are in the order in which to do them."""
+    memory = memory.as_of(now)
     memory, closed = _close_slices(now, memory, state.policy, measured)
     outcomes: list[Outcome] = list(closed)
     hurts = _hurts(now, state, measured)
     if hurts is not None:
         return memory, [*outcomes, UndoSwitch(hurts)]
     due = window_due(now, memory, state.policy)
-    if due is not None:
+    if due is not None and not (state.outage and _restored_lately(now, memory, state)):
         start, end = due
         window = _between(memory, start, end)
         if window:
-            outcomes.append(Decided(start, end, evaluate(state, window), window))
+            decision = evaluate(state, window)
+            outcomes.append(Decided(start, end, decision, window))
+            if decision.rule == "empty_phase":  # the window's own question is open until every phase has a node again
+                return replace(memory, restored_at=now), outcomes
             return replace(memory, decided_until=end), outcomes
     if _must_restore(now, memory, state):
         window = _between(memory, now - state.policy.window_s, now)
@@ -115,25 +129,33 @@ def tick(now: float, memory: Memory, state: PlannerState, measured: Measured) ->
 
 def _first_open(now: float, memory: Memory, policy: PlannerPolicy) -> float:
     """Where the next slice begins: at most one window back, and on the grid even after the slice length was edited."""
-    newest_end = (now - LAG_S) // policy.slice_s * policy.slice_s
+    return _first_open_index(now, memory, policy) * policy.slice_s
+
+
+def _first_open_index(now: float, memory: Memory, policy: PlannerPolicy) -> int:
+    """The slice `[index, index + 1) * slice_s`: counting in whole slices, rounding cannot add up."""
+    newest_end = _ended_slices(now, policy) * policy.slice_s
     last = memory.closed_until
     start = max(newest_end - policy.window_s, last if last is not None else newest_end - policy.slice_s)
-    return -(-start // policy.slice_s) * policy.slice_s
+    return ceil((start - _EPSILON_S) / policy.slice_s)
+
+
+def _ended_slices(now: float, policy: PlannerPolicy) -> int:
+    """How many slices have ended, since zero, whose last load has arrived by `now`."""
+    return floor((now - LAG_S + _EPSILON_S) / policy.slice_s)
 
 
 def _close_slices(
     now: float, memory: Memory, policy: PlannerPolicy, measured: Measured
 ) -> tuple[Memory, list[SliceClosed]]:
-    newest_end = (now - LAG_S) // policy.slice_s * policy.slice_s
-    start = _first_open(now, memory, policy)
+    ended = _ended_slices(now, policy)
     added = []
-    while start + policy.slice_s <= newest_end + _EPSILON_S:
-        end = start + policy.slice_s
+    for index in range(_first_open_index(now, memory, policy), ended):
+        start, end = index * policy.slice_s, (index + 1) * policy.slice_s
         pieces = [piece for piece in measured.pieces if start <= (piece.t0 + piece.t1) / 2 < end]
         thinks_s = [seconds for asked_at, seconds in measured.thinks if start <= asked_at < end]
         added.append(SliceClosed(close_slice(start, end, pieces, thinks_s)))
-        start = end
-    kept = tuple(piece for piece in memory.slices if piece.t1 > newest_end - 2 * policy.window_s)
+    kept = tuple(piece for piece in memory.slices if piece.t1 > ended * policy.slice_s - 2 * policy.window_s)
     return replace(memory, slices=(*kept, *(outcome.slice for outcome in added))), added
 
 
@@ -160,4 +182,8 @@ def _hurts(now: float, state: PlannerState, measured: Measured) -> str | None:
 def _must_restore(now: float, memory: Memory, state: PlannerState) -> bool:
     if not state.outage or state.switch_running or state.warming_up or len(state.available) < 2:
         return False
-    return memory.restored_at is None or now - memory.restored_at >= state.policy.slice_s
+    return not _restored_lately(now, memory, state)
+
+
+def _restored_lately(now: float, memory: Memory, state: PlannerState) -> bool:
+    return memory.restored_at is not None and now - memory.restored_at < state.policy.slice_s

@@ -121,7 +121,10 @@ Event = Tick | PushAnswered | StatusReported | AgentUnreachable | RollBackAsked
 
 @dataclass(frozen=True, slots=True)
 class TakeNode:
-    """Store this desired phase and generation, and that the node drains: the router sends it nothing new."""
+    """Store this desired phase and generation, and that the node drains: the router sends it nothing new.
+
+    A node that comes from or goes to `mixed` does not drain: it goes on with the phase that it keeps.
+    """
 
     node: str
     phase: str
@@ -181,6 +184,7 @@ class PhaseMachine:
                     f"a {self.plan.state} order cannot be rolled back here; order the reverse moves"
                 )
             return []
+        self._live_with_a_clock_set_back(now)
         match event:
             case RollBackAsked(reason):
                 commands = self._roll_back(now, reason)
@@ -214,6 +218,18 @@ class PhaseMachine:
         if plan.state in (*ENDED, "cooling"):
             assert all(move.state in SETTLED for move in plan.moves), f"{plan.state} with unsettled moves"
 
+    def _live_with_a_clock_set_back(self, now: float) -> None:
+        """Moments in the future were noted when the clock was ahead: waiting for them could take as long as it was."""
+        plan = self.plan
+        plan.ordered_at = min(plan.ordered_at, now)
+        if plan.cooling_until is not None:
+            plan.cooling_until = min(plan.cooling_until, now + plan.cooldown_s)
+        for move in plan.moves:
+            if move.began_at is not None:
+                move.began_at = min(move.began_at, now)
+            if move.pushed_at is not None and move.pushed_at > now:
+                move.pushed_at = None
+
     # -- moves -------------------------------------------------------------------------------------------------------
 
     def _start_safe_moves(self, now: float) -> list[Command]:
@@ -226,6 +242,10 @@ class PhaseMachine:
         for move in self.plan.moves:
             if move.state == "waiting" and (self.nodes[move.node].by_routing or self._leaves_its_phase_served(move)):
                 commands += self._transition_waiting_draining(now, move)
+        if not any(move.moving for move in self.plan.moves):
+            # A lone node that comes to serve both phases goes on with the one it has: nobody need stand in for it.
+            for move in [m for m in self.plan.moves if m.state == "waiting" and m.to_phase == "mixed"][:1]:
+                commands += self._transition_waiting_draining(now, move)
         self._fail_moves_that_never_become_safe(now)
         return commands
 
@@ -234,7 +254,7 @@ class PhaseMachine:
         empty is no reason to wait: the move may be what fills it."""
         moving = {m.node for m in self.plan.moves if m.moving} | {move.node}
         serving = {facts.phase for name, facts in self.nodes.items() if facts.serving and name not in moving}
-        left = {"prefill", "decode"} if move.from_phase == "mixed" else {move.from_phase}
+        left = {"prefill", "decode"} - {move.to_phase} if move.from_phase == "mixed" else {move.from_phase}
         return left <= serving or "mixed" in serving
 
     def _fail_moves_that_never_become_safe(self, now: float) -> None:

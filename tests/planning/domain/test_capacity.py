@@ -79,3 +79,10 @@ def test_the_closed_loop_stays_under_both_capacities_and_saturates_with_many_age
     many = closed_loop_rate([NODE] * 4, [NODE] * 5, workload(), agents=4000, think_s=14.1)
     assert few < 10 / 14.1
     assert many == pytest.approx(4 * prefill_rate(PREFILL, workload()), rel=0.02)
+
+
+@pytest.mark.parametrize(("c", "d"), [(0.0, 0.0), (0.0, 1e308), (1e308, 0.0), (1e308, 1e308)])
+def test_coefficients_of_nothing_or_of_everything_break_no_estimate(c, d):
+    node = NodeCapacity(PrefillCoefficients(c, c, c, c), DecodeCoefficients(d, 0.0, d), 128)
+    assert split_capacity([node], [node], workload()).theta >= 0
+    assert closed_loop_rate([node], [node], workload(), agents=10, think_s=1.0) >= 0

@@ -32,3 +32,9 @@ def test_twice_the_strictness_stops_a_gain_that_only_just_passes():
     assert judge(gains, 4.0).passed
     assert judge(gains, 4.0, strictness=2.0).passed
     assert not judge(gains, 4.0, strictness=2.2).passed
+
+
+@pytest.mark.parametrize("wild", [float("nan"), float("inf")])
+def test_a_gain_that_is_no_number_is_no_evidence(wild):
+    assert judge([1.0] * 4 + [wild] * 6, base=4.0).code == "too_few_slices"
+    assert judge([1.0] * 5 + [wild] * 5, base=4.0) == judge([1.0] * 5, base=4.0)

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
+from itertools import pairwise
 
 import pytest
 
@@ -183,3 +185,48 @@ def test_a_stored_decision_made_again_from_its_inputs_is_the_same():
 def plain(piece):
     load = piece.workload
     return {name: getattr(load, name) for name in type(load).__slots__} if load else None
+
+
+# -- the grid ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slice_s", [2.1, 3.3333, 7.3, 59.9, 60.0])
+def test_slices_of_any_length_are_closed_without_gap_or_overlap_and_each_window_is_decided(slice_s):
+    policy = PlannerPolicy(slice_s=slice_s, window_s=7 * slice_s)
+    memory, slices, windows, now = Memory(), [], [], 1.79e9 + 0.7
+    while now < 1.79e9 + 25 * policy.window_s:
+        memory, outcomes = loop.tick(now, memory, replace(state(now), policy=policy), Measured())
+        slices += [(o.slice.t0, o.slice.t1) for o in outcomes if isinstance(o, SliceClosed)]
+        windows += [(o.start, o.end, len(o.window)) for o in outcomes if isinstance(o, Decided)]
+        now += 2.0 if len(windows) != 5 else 0.9 * policy.window_s  # once it was away
+    assert 24 * 7 <= len(slices) <= 25 * 7 + 1
+    assert max(abs(after[0] - before[1]) for before, after in pairwise(slices)) < 1e-5
+    assert {count for *_, count in windows[1:]} == {7}
+    assert max(abs(after[0] - before[1]) for before, after in pairwise(windows)) < 1e-5
+
+
+def test_a_clock_that_is_set_back_stops_neither_slices_nor_windows():
+    ahead = START + 86_400
+    memory, _ = run(ahead + 130, pieces=load(ahead, ahead + 130), start=ahead)
+    assert memory.decided_until > ahead and memory.closed_until > ahead
+    memory, found = run(START + 130, memory, pieces=load())
+    closed = [o.slice.t0 for _, o in found if isinstance(o, SliceClosed)]
+    assert closed[-10:] == [START + 12 * i for i in range(10)]
+    assert [o.end for _, o in found if isinstance(o, Decided)][-1] == START + 120
+
+
+def test_a_switch_in_the_future_does_not_hold_the_split_until_then():
+    now = START + 124
+    decision = evaluate(state(now, last_switch=LastSwitch(now + 86_400, -1)), window())
+    assert decision.rule != "cooldown"
+    assert evaluate(state(now, last_switch=LastSwitch(now + 1, 1)), window()).rule == "cooldown"
+
+
+def test_a_lost_phase_that_outlasts_a_windows_end_is_decided_once_a_slice_and_the_window_afterwards():
+    lost = tuple(replace(n, available=n.phase == "decode", down_s=30.0) for n in cluster(1, 8))
+    memory, found = run(START + 150, Memory(decided_until=START - 120), pieces=load(), start=START + 118, nodes=lost)
+    restored = [now for now, o in found if isinstance(o, Decided)]
+    assert all(after - before >= 12 for before, after in pairwise(restored))
+    assert memory.decided_until == START - 120
+    _, found = run(START + 152, memory, pieces=load(), start=START + 152)
+    assert [o.end for _, o in found if isinstance(o, Decided)] == [START + 120]

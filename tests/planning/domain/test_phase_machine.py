@@ -294,3 +294,64 @@ def test_two_nodes_with_agents_never_swap_at_once():
     m.handle(100.0, Tick())
     assert m.plan.state == "failed"
     assert "no other node would serve it" in m.plan.reason
+
+
+# ---- two nodes that come to serve both phases, and back --------------------------------------------------------------
+
+
+def couple(*phases):
+    return {f"n{i}": NodeFacts(phase, 1) for i, phase in enumerate(phases, start=1)}
+
+
+def test_two_nodes_come_to_serve_both_phases_one_after_the_other():
+    m = machine(("n1", "prefill", "mixed"), ("n2", "decode", "mixed"), nodes=couple("prefill", "decode"))
+    m.handle(1.0, Tick())
+    assert [move.state for move in m.plan.moves] == ["draining", "waiting"]
+    m.handle(2.0, ready("n1", "mixed", 2))
+    assert [move.state for move in m.plan.moves] == ["switched", "draining"]
+    m.handle(3.0, ready("n2", "mixed", 2))
+    assert m.plan.state == "cooling"
+
+
+def test_two_mixed_nodes_get_a_phase_each_one_after_the_other():
+    m = machine(("n1", "mixed", "prefill"), ("n2", "mixed", "decode"), nodes=couple("mixed", "mixed"))
+    m.handle(1.0, Tick())
+    assert [move.state for move in m.plan.moves] == ["draining", "waiting"], "n2 decodes for both meanwhile"
+    m.handle(2.0, ready("n1", "prefill", 2))
+    assert [move.state for move in m.plan.moves] == ["switched", "draining"]
+    m.handle(3.0, ready("n2", "decode", 2))
+    assert m.plan.state == "cooling"
+
+
+# ---- a clock that is set back ----------------------------------------------------------------------------------------
+
+
+def test_a_push_is_repeated_though_the_clock_was_set_back_by_an_hour():
+    m = machine()
+    m.handle(5000.0, Tick())
+    assert PushPhase in kinds(m.handle(1400.0, Tick()))
+
+
+def test_a_silent_node_is_given_up_in_time_though_the_clock_was_set_back():
+    m = machine()
+    m.handle(5000.0, Tick())
+    m.handle(1400.0, Tick())
+    m.handle(1400.0 + 60 + GRACE_S, Tick())
+    assert m.plan.state == "failed"
+
+
+def test_an_order_does_not_cool_down_for_longer_than_it_should_after_the_clock_was_set_back():
+    m = machine()
+    m.handle(5000.0, Tick())
+    m.handle(5001.0, ready())
+    m.handle(1400.0, Tick())
+    m.handle(1430.0, Tick())
+    assert m.plan.state == "done"
+
+
+def test_an_order_that_cannot_start_says_so_in_time_though_the_clock_was_set_back():
+    m = machine(("n1", "prefill", "decode"), nodes=couple("prefill", "decode"))
+    m.plan.ordered_at = 5000.0
+    m.handle(1400.0, Tick())
+    m.handle(1460.0, Tick())
+    assert m.plan.state == "failed"
