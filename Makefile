@@ -99,15 +99,22 @@ lock: $(VENV)/dev-installed ## lock the requirements again, with hashes
 clean: ## remove what was made, except the data folder
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache staticfiles
 
+.PHONY: compiled test-compiled
+compiled: $(VENV)/dev-installed ## compile the hot domain modules (two minutes, needs a C compiler): gateway and simulator run on them from then on
+	@$(RUN) -m tools.compile --if-needed
+
+test-compiled: compiled ## the tests of the hot domain modules, and of what drives them, on the compiled ones
+	@$(RUN) -m pytest -q tests/flowcontrol tests/kvcache tests/routing tests/yard tests/gateway tests/simulator
+
 .PHONY: bench-sim experiments
-bench-sim: $(VENV)/run-installed ## speed of the simulator: 9 nodes, and 768 nodes for three hours (SIM="--scale 0.02" for a part, "--profile")
+bench-sim: compiled ## speed of the simulator: 9 nodes, and 768 nodes for three hours (SIM="--scale 0.02" for a part, "--profile")
 	@$(RUN) -m bench.sim $(SIM)
 
 experiments: $(VENV)/run-installed ## every published table and claim in the simulator (EXPERIMENT=NAME for one, QUICK=--quick)
 	@$(RUN) manage.py experiment $(or $(EXPERIMENT),all) $(QUICK)
 
 .PHONY: bench-gateway
-bench-gateway: $(VENV)/run-installed ## the gateway with its whole policy on, beside smg (PEER=path of its executable)
+bench-gateway: compiled ## the gateway with its whole policy on, beside smg (PEER=path of its executable)
 	@$(RUN) -m bench.gateway $(if $(PEER),--peer $(PEER))
 
 .PHONY: bench-console

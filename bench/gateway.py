@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apps
 from bench.report import report
 from tools.ports import free_port
 
@@ -236,6 +237,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=2000)
     arguments = parser.parse_args()
+    print(f"hot modules: {apps.RUNS}", file=sys.stderr)
     with bench(arguments.peer) as running:
         compare(running, arguments.rounds)
     with bench(arguments.peer) as running:

@@ -14,6 +14,7 @@ import resource
 import sys
 from time import perf_counter, process_time
 
+import apps
 from bench.report import report
 from workers.simulator.cluster import ClusterRun, Plan
 from workers.simulator.scenario import Cluster, Settings, build
@@ -63,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--scale", type=float, default=1.0, help="share of the large run's three hours; 0 leaves it out"
     )
     options = parser.parse_args(arguments)
+    print(f"hot modules: {apps.RUNS}", file=sys.stderr)
     rate = nine_nodes(options.agents, 900.0, options.seconds, options.profile)
     if options.profile:
         return 0

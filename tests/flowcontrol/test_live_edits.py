@@ -40,14 +40,14 @@ async def queue(yard: World, number: int, objective: str, **headers: str) -> asy
 def watch_dispatches(yard: World) -> list[str]:
     """Names of requests in the order in which they go to a prefill node."""
     order: list[str] = []
-    handle = yard.serving.yard.handle
+    upstream = yard.serving.upstream
+    start = upstream.start_prefill
 
-    def seen(now: float, event: Any) -> list[Any]:
-        told = handle(now, event)
-        order.extend(c.request_id for c in told if isinstance(c, commands.StartPrefill))
-        return told
+    def seen(command: commands.StartPrefill) -> None:
+        order.append(command.request_id)
+        start(command)
 
-    yard.serving.yard.handle = seen  # type: ignore[method-assign]
+    upstream.start_prefill = seen  # type: ignore[method-assign]
     return order
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import apps
 from apps.kvcache.domain.events import BranchSignal
 from apps.kvcache.domain.hashing import HashedPrompt
 from workers.gateway import direct_front, operator_api
@@ -337,7 +338,13 @@ async def _health(gateway: Gateway, request: Request) -> Response:
     status = "ok" if gateway.serving is not None else gateway.fault or "waiting for a configuration"
     version = None if gateway.serving is None else gateway.serving.config.version
     return json_response(
-        {"status": status, "partition": gateway.partition, "config_version": version, "degraded": gateway.degraded}
+        {
+            "status": status,
+            "partition": gateway.partition,
+            "config_version": version,
+            "degraded": gateway.degraded,
+            "domain": apps.RUNS,
+        }
     )
 
 

@@ -619,11 +619,11 @@ class SimNode:
         self._count_row("decode", steps.batch, steps.iterations, 0, 0, 0, busy_s, steps.finished)
 
     def _count_row(
-        self, stage: str, batch: int, iterations: int, t_uc: float, pairs: float, t_rst: float, busy_s: float, done: int
+        self, stage: str, batch: int, iterations: int, t_uc: int, pairs: float, t_rst: int, busy_s: float, done: int
     ) -> None:
         row = self.rows.get((stage, batch))
         if row is None:
-            row = self.rows[stage, batch] = [0.0, 0.0, 0.0, 0.0, 0, 0]
+            row = self.rows[stage, batch] = [0, 0.0, 0, 0.0, 0, 0]
         row[0] += t_uc
         row[1] += pairs
         row[2] += t_rst

@@ -48,7 +48,7 @@ _NEXT: dict[Stage, frozenset[Stage]] = {
 }
 
 
-class InvalidTransition(RuntimeError):
+class InvalidTransition(Exception):
     """A move that the life of a request does not have; the message tells the request's story so far."""
 
 

@@ -51,9 +51,12 @@ class _RankedLines:
 
     def first(self) -> tuple[float, Line]:
         heap, entries = self._heap, self._entries
-        while entries.get(heap[0][2].key) is not heap[0]:
+        while True:
+            rank, number, line = heap[0]
+            entry = entries.get(line.key)
+            if entry is not None and entry[1] == number:
+                return rank, line
             heappop(heap)
-        return heap[0][0], heap[0][2]
 
 
 class TokenFair:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
+from math import fsum, inf
 from typing import Protocol
 
 from apps.flowcontrol.domain.config import BandConfig, StageConfig
@@ -209,7 +209,7 @@ class Utilization(_Detector):
         oldest = now - self._config.stale_after_s
         fresh = [r for r in map(self._reports.get, names) if r is not None and r.at >= oldest]
         unseen = load.requests - sum(report.queue_depth + report.running for report in fresh)
-        full = max(0, load.healthy_nodes - len(fresh)) + sum(self._score(report) for report in fresh)
+        full = max(0, load.healthy_nodes - len(fresh)) + fsum(map(self._score, fresh))
         if unseen > 0:
             full += unseen / self._config.queue_threshold
         return full / max(load.healthy_nodes, len(fresh))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ class Place(Enum):
     GONE = "gone"
 
 
-@dataclass(slots=True, eq=False)
 class Waiting:
     """`order` counts arrivals and is unique; `deadline_at` is when waiting ends as long as the pool has nodes (`inf`: never).
 
@@ -30,16 +28,30 @@ class Waiting:
     expected to produce, which is at most what it may.
     """
 
-    request: FlowRequest
-    band: Band
-    order: int
-    enqueued_at: float
-    output_tokens: int = 0
-    ttl_s: float = inf
-    own_deadline_at: float = inf
-    deadline_at: float = inf
-    place: Place = Place.WAITING
-    withdrawn: bool = False
+    __slots__ = (
+        "band",
+        "deadline_at",
+        "enqueued_at",
+        "order",
+        "output_tokens",
+        "own_deadline_at",
+        "place",
+        "request",
+        "ttl_s",
+        "withdrawn",
+    )
+
+    def __init__(
+        self, request: FlowRequest, band: Band, order: int, enqueued_at: float, output_tokens: int = 0
+    ) -> None:
+        self.request = request
+        self.band = band
+        self.order = order
+        self.enqueued_at = enqueued_at
+        self.output_tokens = output_tokens
+        self.ttl_s = self.own_deadline_at = self.deadline_at = inf
+        self.place = Place.WAITING
+        self.withdrawn = False
 
     @property
     def service_tokens(self) -> int:

@@ -27,6 +27,7 @@ from apps.kvcache.domain.streams import KnownPhase, NodeStream
 StreamEvent: TypeAlias = ev.BlocksStored | ev.BlocksRemoved | ev.NodeCleared | ev.NodePhaseChanged | ev.NodeSequence
 
 _STAGES = ("prefill", "decode")
+_PHASES = (*_STAGES, "mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +362,7 @@ class KvMachine:
             _check_hashes("chain", event.chain)
         elif isinstance(event, ev.BlocksRemoved):
             _check_hashes("hashes", event.hashes)
-        elif isinstance(event, ev.NodePhaseChanged) and event.phase not in (*_STAGES, "mixed"):
+        elif isinstance(event, ev.NodePhaseChanged) and event.phase not in _PHASES:
             raise ValueError(f"phase: expected prefill, decode or mixed, got {event.phase!r}")
         if event.seq is None:
             self._apply(event, out)

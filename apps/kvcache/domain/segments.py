@@ -293,7 +293,7 @@ class SegmentTree:
                 self._unused.pop(segment, None)
                 self._merge_down(segment)
                 break
-            if segment.parent is not None:
+            if segment in self._unused:
                 self._unused.move_to_end(segment)
                 break
             segment = parent

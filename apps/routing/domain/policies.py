@@ -94,7 +94,7 @@ class LeastTtft:
         tied = np.flatnonzero(total_s <= self._limit_s(float(total_s.min())))
         requests = table.requests[tied]
         fewest = tied[requests == requests.min()]
-        best = int(min(fewest, key=lambda row: turns.key(table.facts(row))))
+        best = min(fewest.tolist(), key=lambda row: turns.key(table.facts(row)))
         total_s[best] = np.inf
         second = int(total_s.argmin())
         return self._say(table[best], len(tied), table[second] if total_s[second] < np.inf else None)
@@ -120,8 +120,8 @@ class LeastTtft:
         iteration_s = np.where(table.fits, table.iteration_s, np.inf)
         least = np.flatnonzero(iteration_s == iteration_s.min())
         batch = table.batch[least]
-        best = min(least[batch == batch.min()], key=lambda row: turns.key(table.facts(row)))
-        return self._say_decode(table[int(best)], None if table.home is None else table[table.home])
+        best = min(least[batch == batch.min()].tolist(), key=lambda row: turns.key(table.facts(row)))
+        return self._say_decode(table[best], None if table.home is None else table[table.home])
 
     def _say_decode(self, best: DecodeTerms, home: DecodeTerms | None) -> Pick:
         best_ms = best.iteration_s * 1e3
