@@ -100,11 +100,11 @@ clean: ## remove what was made, except the data folder
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache staticfiles
 
 .PHONY: compiled test-compiled
-compiled: $(VENV)/dev-installed ## compile the hot domain modules (two minutes, needs a C compiler): gateway and simulator run on them from then on
+compiled: $(VENV)/dev-installed ## compile the hot modules (three minutes, needs a C compiler): gateway and simulator run on them from then on
 	@$(RUN) -m tools.compile --if-needed
 
-test-compiled: compiled ## the tests of the hot domain modules, and of what drives them, on the compiled ones
-	@$(RUN) -m pytest -q tests/flowcontrol tests/kvcache tests/routing tests/yard tests/gateway tests/simulator
+test-compiled: compiled ## the tests of the hot modules, and of what drives them, on the compiled ones
+	@$(RUN) -m pytest -q tests/flowcontrol tests/kvcache tests/routing tests/yard tests/http tests/direct tests/gateway tests/simulator
 
 .PHONY: bench-sim experiments
 bench-sim: compiled ## speed of the simulator: 9 nodes, and 768 nodes for three hours (SIM="--scale 0.02" for a part, "--profile")

@@ -1,4 +1,4 @@
-"""Compiled twins of the hot domain modules, used where they were built (`make compiled`) from exactly these sources.
+"""Compiled twins of the hot modules, used where they were built (`make compiled`) from exactly these sources.
 
 The sources remain what counts: where a single one of them differs from what was compiled, or another Python runs, all of
 them run as they are. `SWITCHYARD_COMPILED=0` says so at will.
@@ -24,6 +24,26 @@ HOT = (
     "apps/routing/domain",
     "apps/planning/domain/cost_model.py",
     "workers/yard",
+    # what a request passes in the gateway
+    "workers/http/client.py",
+    "workers/http/exchange.py",
+    "workers/http/server.py",
+    "workers/http/wire.py",
+    "workers/direct/bodies.py",
+    "workers/gateway/direct_upstream.py",
+    "workers/gateway/driver.py",
+    "workers/gateway/event_stream.py",
+    "workers/gateway/relay.py",
+    "workers/gateway/session.py",
+    "workers/gateway/signals.py",
+    "workers/gateway/web.py",
+    # and in the simulator
+    "workers/agent/engines/simulated_decode_loop.py",
+    "workers/agent/engines/simulated_node.py",
+    "workers/agent/engines/simulated_prefill_loop.py",
+    "workers/simulator/clock.py",
+    "workers/simulator/node.py",
+    "workers/simulator/partition.py",
 )
 LEFT_OUT = frozenset(("__init__.py", "fields.py"))  # `fields` reads what people write: of any type
 

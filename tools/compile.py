@@ -1,4 +1,4 @@
-"""`make compiled`: the hot domain modules as C extensions, by mypyc. Needs a C compiler; takes some two minutes.
+"""`make compiled`: the hot modules as C extensions, by mypyc. Needs a C compiler; takes some three minutes.
 
 The twins lie in `build/compiled` and are used as long as the sources are what they were (`apps/compiled.py`).
 """

@@ -23,13 +23,24 @@ def _write_out(node: ast.ClassDef, lines: list[str]) -> None:
     decorator = next((d for d in node.decorator_list if ast.unparse(d).startswith("dataclass(")), None)
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
     names = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-    if decorator is None or node.bases or not fields or "__init__" in names or decorator.lineno != decorator.end_lineno:
+    if (
+        decorator is None
+        or node.bases
+        or not fields
+        or "__init__" in names
+        or "kw_only" in ast.unparse(decorator)
+        or decorator.lineno != decorator.end_lineno
+    ):
         return
     arguments, statements = [], []
     for item in fields:
         name, kind = ast.unparse(item.target), ast.unparse(item.annotation)
         default = None if item.value is None else _default(item.value)
-        if "ClassVar" in kind or "InitVar" in kind or (default is not None and default[1] and "None" in kind):
+        if (
+            any(word in kind for word in ("ClassVar", "InitVar", "KW_ONLY"))
+            or _is_special(item.value)
+            or (default is not None and default[1] and "None" in kind)
+        ):
             return
         if default is None:
             arguments.append(f"{name}: {kind}")
@@ -50,6 +61,13 @@ def _write_out(node: ast.ClassDef, lines: list[str]) -> None:
     indent = " " * fields[-1].col_offset
     head = f"{indent}def __init__(self, {', '.join(arguments)}) -> None: "
     lines[after] = head + "; ".join(statements) + "  # type: ignore"
+
+
+def _is_special(value: ast.expr | None) -> bool:
+    """Whether it says of a field more than its default and what it is compared and shown by."""
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "field"):
+        return False
+    return not {word.arg for word in value.keywords} <= {"default", "default_factory", "compare", "repr", "hash"}
 
 
 def _default(value: ast.expr) -> tuple[str, bool] | None:

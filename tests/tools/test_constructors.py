@@ -69,6 +69,8 @@ def test_lines_stay_where_they_are():
         "@dataclass(slots=True)\nclass Own:\n    a: int\n\n    def __init__(self):\n        self.a = 1\n",
         "@dataclass(slots=True)\nclass Shared:\n    a: ClassVar[int] = 1\n\n\n",
         "@dataclass(slots=True)\nclass Full:\n    a: int\n    def b(self): ...\n",
+        "@dataclass(slots=True)\nclass Made:\n    a: int = field(init=False)\n    b: int = 1\n\n\n",
+        "@dataclass(slots=True, kw_only=True)\nclass Named:\n    a: int = 1\n    b: int\n\n\n",
         "class Plain:\n    a: int\n\n\n",
     ],
 )

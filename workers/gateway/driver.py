@@ -57,7 +57,7 @@ class YardDriver:
     def __init__(
         self,
         yard: Yard,
-        clock: Clock,
+        clock: Callable[[], float],
         journal: Callable[[dict[str, Any]], None],
         metrics: GatewayMetrics,
     ) -> None:

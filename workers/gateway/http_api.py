@@ -343,7 +343,7 @@ async def _health(gateway: Gateway, request: Request) -> Response:
             "partition": gateway.partition,
             "config_version": version,
             "degraded": gateway.degraded,
-            "domain": apps.RUNS,
+            "modules": apps.RUNS,
         }
     )
 

@@ -52,7 +52,7 @@ class Server:
         self.limits = limits or Limits()
         self.connections: set[Connection] = set()
         self.closing = False
-        self._server: asyncio.Server | None = None
+        self._server: Any = None  # of the loop that runs; what its `sockets` are differs
         self._sweeper: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
 

@@ -143,6 +143,18 @@ class Counters:
     computed_tokens: int = 0
 
 
+@dataclass(slots=True)
+class WorkRow:
+    """Sums over the iterations of one phase (and, where it is decode, of one batch size)."""
+
+    t_uc: int = 0
+    pairs: float = 0.0
+    t_rst: int = 0
+    busy_s: float = 0.0
+    requests: int = 0
+    iterations: int = 0
+
+
 @dataclass(eq=False)
 class SimNode:
     """See the module. Call `advance(now)` first; every public call leaves the next wake-up arranged."""
@@ -176,7 +188,7 @@ class SimNode:
         self.waiting: deque[_Output] = deque()
         self.kept: dict[str, _Kept] = {}
         self.outbox: list[Any] = []
-        self.rows: dict[tuple[str, int], list[float]] = {}
+        self.rows: dict[tuple[str, int], WorkRow] = {}
 
     # ---- work ----------------------------------------------------------------------------------------------------
 
@@ -623,19 +635,19 @@ class SimNode:
     ) -> None:
         row = self.rows.get((stage, batch))
         if row is None:
-            row = self.rows[stage, batch] = [0, 0.0, 0, 0.0, 0, 0]
-        row[0] += t_uc
-        row[1] += pairs
-        row[2] += t_rst
-        row[3] += busy_s
-        row[4] += done
-        row[5] += iterations
+            row = self.rows[stage, batch] = WorkRow()
+        row.t_uc += t_uc
+        row.pairs += pairs
+        row.t_rst += t_rst
+        row.busy_s += busy_s
+        row.requests += done
+        row.iterations += iterations
 
     def take_rows(self) -> list[tuple[Any, ...]]:
         """Iterations since the last call, `(stage, t_uc, pairs, t_rst, batch, busy_s, requests, iterations)`."""
-        rows = [
-            (stage, t_uc, pairs, t_rst, batch, busy_s, done, iterations)
-            for (stage, batch), (t_uc, pairs, t_rst, busy_s, done, iterations) in self.rows.items()
+        rows: list[tuple[Any, ...]] = [
+            (stage, row.t_uc, row.pairs, row.t_rst, batch, row.busy_s, row.requests, row.iterations)
+            for (stage, batch), row in self.rows.items()
         ]
         self.rows.clear()
         return rows
