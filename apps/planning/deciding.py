@@ -66,8 +66,11 @@ def store(partition: Partition, state: PlannerState, decided: Decided) -> Decisi
         ),
     )
     if chosen is not None:
-        decision.action = _act(partition, state, decision, decided).value
-        decision.save(update_fields=["action"])
+        try:
+            decision.action = _act(partition, state, decision, decided).value
+        except Conflict as error:  # the verdict is kept, and the tick goes on
+            decision.reason = f"{decision.reason}; not ordered: {error.message}"[:500]
+        decision.save(update_fields=["action", "reason"])
     _tell(decision)
     return decision
 
@@ -163,7 +166,15 @@ def undo_last_switch(partition: Partition, state: PlannerState, reason: str) -> 
         chosen_decode=reverse.to_decode,
         slices=0,
         slices_used=0,
-        detail=_finite({"state": state_document(state), "undoes": order.pk}),
+        detail=_finite(
+            {
+                "rules": [[watch.SENTENCE, WATCH, reason]],
+                "window": _slices_since(partition, order.switched_at.timestamp() - watch.BREACH_S),
+                "state": state_document(state),
+                "fits": _fit_ids(partition),
+                "undoes": order.pk,
+            }
+        ),
     )
     SwitchOrder.objects.filter(pk=reverse.pk).update(decision=decision)
     _tell(decision)
@@ -189,6 +200,11 @@ def _fit_ids(partition: Partition) -> list[int]:
 def _slice_document(piece: SliceView) -> dict[str, Any]:
     document = {name: getattr(piece, name) for name in SliceView.__slots__}
     return {**document, "workload": _plain(piece.workload)}
+
+
+def _slices_since(partition: Partition, start: float) -> list[dict[str, Any]]:
+    rows = Slice.objects.filter(partition=partition, t1__gt=start).order_by("t0")
+    return [{name: getattr(row, name) for name in SliceView.__slots__} for row in rows]
 
 
 def _plain(workload: Workload | None) -> dict[str, float] | None:

@@ -154,6 +154,18 @@ def check_targets(nodes: Mapping[str, Node], targets: Mapping[str, str]) -> None
             )
 
 
+def check_after_switch(partition: Partition, targets: Mapping[str, str]) -> None:
+    """Raises Conflict for targets that could not be ordered after the switch under way, if there is one."""
+    order = moving_order(partition)
+    if order is None:
+        return
+    nodes = {node.name: node for node in Node.objects.filter(partition=partition).order_by("order")}
+    after = dict(order.steps.values_list("node", "to_phase")) | dict(targets)
+    known = {name: phase for name, phase in after.items() if name in nodes}
+    check_targets(nodes, known)
+    _check_engines([(nodes[name], phase) for name, phase in known.items() if phase != nodes[name].desired_phase])
+
+
 def moving_order(partition: Partition) -> SwitchOrder | None:
     """The order whose nodes are moving now, if any. A cooling one no longer stands in anyone's way but the planner's."""
     return SwitchOrder.objects.filter(partition=partition, state__in=ACTIVE).first()

@@ -101,6 +101,8 @@ def unfreeze(partition: Partition, actor: Actor, reason: str) -> PlannerPolicy:
 
 
 def _locked_policy(partition: Partition) -> PlannerPolicy:
+    """The partition first, as everywhere: a freeze waits for the planner's tick, and the next tick sees it."""
+    records.locked(partition)
     PlannerPolicy.objects.get_or_create(partition=partition)
     return PlannerPolicy.objects.select_for_update(of=("self",)).get(partition=partition)
 
@@ -165,8 +167,8 @@ def propose(
 def approve(proposal: Proposal, actor: Actor, reason: str = "") -> Proposal:
     """Vote for a proposal; with enough votes the switch is ordered. Operator.
 
-    Raises Conflict when it is no longer open, has become stale (the split is another one), the actor has voted, or a
-    switch is under way; Forbidden for one's own proposal unless the policy allows it.
+    Raises Conflict when it is no longer open, has become stale (the split is another one), a force says otherwise, the
+    actor has voted, or a switch is under way; Forbidden for one's own proposal unless the policy allows it.
     """
     stale = None
     with change(actor, reason, role="operator"):
@@ -179,6 +181,7 @@ def approve(proposal: Proposal, actor: Actor, reason: str = "") -> Proposal:
         if stale:
             close(row, ProposalState.STALE, stale)
         else:
+            _check_not_forced(row)
             _vote(row, actor, VoteChoice.APPROVE, reason)
             if row.votes.filter(choice=VoteChoice.APPROVE).count() >= row.policy.get("approvals_required", 1):
                 close(row, ProposalState.APPROVED, f"approved by {actor}")
@@ -225,6 +228,15 @@ def _split_has_moved(proposal: Proposal) -> str | None:
     if split["prefill"] != proposal.from_prefill or split["decode"] != proposal.from_decode:
         return "the split has changed since"
     return None
+
+
+def _check_not_forced(proposal: Proposal) -> None:
+    """Ordered against a force, the switch would be turned back as soon as it is done."""
+    wanted = dict.fromkeys(proposal.prefill, "prefill") | dict.fromkeys(proposal.decode, "decode")
+    forced = forced_phases(proposal.partition)
+    against = [name for name, phase in wanted.items() if forced.get(name, phase) != phase]
+    if against:
+        raise Conflict(f"{', '.join(against)} is forced to another phase; clear that first", "forced")
 
 
 def _vote(proposal: Proposal, actor: Actor, choice: VoteChoice, reason: str) -> None:
@@ -280,6 +292,7 @@ def _force(
     force = ForcedSplit.objects.create(
         partition=partition, node=node, phases=targets, reason=reason, forced_by=str(actor), expires_at=expires_at
     )
+    orders.check_after_switch(partition, forced_phases(partition))
     orders.tell(partition.name, "force", forced=targets, actor=str(actor), reason=reason)
     apply_forces(partition, actor, reason)
     return force
@@ -287,19 +300,22 @@ def _force(
 
 def apply_forces(partition: Partition, actor: Actor = SYSTEM, reason: str = "") -> SwitchOrder | None:
     """Order what the live forces ask for, if it is not so yet and no switch is under way."""
-    targets = forced_phases(partition)
-    if not targets or orders.moving_order(partition) is not None:
+    newest = live_forces(partition).first()
+    if newest is None:
         return None
-    if not reason:
-        newest = live_forces(partition)[0]
-        reason = f"forced by {newest.forced_by}: {newest.reason}"[:500]
+    reason = reason or f"forced by {newest.forced_by}: {newest.reason}"[:500]
     with change(actor, reason):
+        records.locked(partition)  # what is cleared meanwhile is no longer ordered
+        targets = forced_phases(partition)
+        if not targets or orders.moving_order(partition) is not None:
+            return None
         return orders.place(partition, targets, Cause.FORCE, actor, reason)
 
 
 def clear_force(partition: Partition, actor: Actor, reason: str, node: str | None = None) -> int:
     """End the partition's forces (or one node's); the split stays as it is. Administrator. Returns how many ended."""
     with change(actor, reason, role="administrator"):
+        records.locked(partition)
         forces = ForcedSplit.objects.select_for_update().filter(partition=partition, cleared_at=None)
         if node is not None:
             forces = forces.filter(node=node)
@@ -363,6 +379,7 @@ def expire(partition: Partition, now: datetime | None = None) -> None:
     """End freezes, forces and proposals whose time is over."""
     moment = now or timezone.now()
     with change(SYSTEM, "its time is over"):
+        records.locked(partition)
         policy = PlannerPolicy.objects.select_for_update(of=("self",)).filter(partition=partition).first()
         if policy and policy.mode == Mode.FROZEN and policy.frozen_until and policy.frozen_until <= moment:
             policy.mode = policy.thaw_mode

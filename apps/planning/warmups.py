@@ -146,7 +146,13 @@ def _end(running: WarmUp, state: WarmUpState, why: str, actor: Actor, phases: Ma
     if phases is not None and moving is None:
         known = {node.name for node in nodes_of(running.partition)}
         targets = {name: phase for name, phase in phases.items() if name in known}
-        orders.place(running.partition, targets, Cause.WARM_UP, actor, f"warm-up {state.label.lower()}: {why}"[:500])
+        try:
+            orders.place(
+                running.partition, targets, Cause.WARM_UP, actor, f"warm-up {state.label.lower()}: {why}"[:500]
+            )
+        except Conflict as error:  # nodes were taken away meanwhile: the warm-up ends all the same
+            running.outcome = f"{why}; the nodes serve both phases still: {error.message}"[:500]
+            running.save(update_fields=["outcome"])
     elif phases is not None and moving is not None and moving.cause == Cause.WARM_UP:
         orders.turn_round(moving, actor, why)
     configuration.publish(running.partition, actor, f"warm-up {state.label.lower()}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from ninja import Schema
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from controlplane.audit import MAX_REASON_CHARS
 from controlplane.validators import UNSTORABLE, storable
@@ -25,7 +25,28 @@ class Storable(Schema):
 
 
 class Body(Storable):
+    """Unknown fields are refused; so is true or false for a number, which Python would read as 1 or 0."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+        if kinds & {int, float} and bool not in kinds and _holds_truth(value):
+            raise ValueError("expected a number, not true or false")
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain types that a field's annotation is made of."""
+    inner = get_args(annotation)
+    return set().union(*(_kinds(each) for each in inner)) if inner else {annotation} if callable(annotation) else set()
+
+
+def _holds_truth(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, bool) or any(isinstance(each, bool) for each in inner)
 
 
 class Reason(Body):

@@ -155,8 +155,44 @@ def test_a_switch_after_which_people_wait_is_undone_in_spite_of_the_cooldown(par
     assert undo.decision == decision
     assert (decision.verdict, decision.action, decision.chosen_prefill) == ("switch", "ordered", order.from_prefill)
     assert decision.reason.startswith(f"order {order.pk} is undone: P95 prefill wait was 30.0 s")
+    ((rule, code, why),) = decision.detail["rules"]
+    assert (code, why) == ("watch", decision.reason.split(": ", 1)[1]) and rule
+    assert [piece["t0"] for piece in decision.detail["window"]] == list(
+        Slice.objects.filter(t1__gt=decision.window_start).values_list("t0", flat=True)
+    )
+    assert decision.detail["window"] and decision.detail["fits"] == []
     assert decision.detail["undoes"] == order.pk and decision.detail["state"]["nodes"]
     assert tasks.tick(partition.name, now=END + 54) == "nothing to decide"
+
+
+def test_a_choice_that_cannot_be_ordered_is_stored_with_its_reason_and_the_tick_goes_on(partition):
+    Node.objects.filter(desired_phase="decode").update(desired_phase="mixed", engine="sglang")
+    load(partition)
+    assert run(partition) == "switch (switch): none"
+    decision = Decision.objects.get(window_end=END)
+    assert "not ordered: " in decision.reason and "SGLang" in decision.reason
+    assert Slice.objects.filter(t0__gte=START).count() == 10
+    assert not SwitchOrder.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "rule"),
+    [
+        (lambda: PlannerPolicy.objects.update(mode="frozen", freeze_reason="release"), "frozen"),
+        (lambda: services.force_node(Node.objects.get(name="gb300-1"), "prefill", ADA, "stays"), "forced"),
+    ],
+)
+def test_a_hold_stores_what_would_have_been_chosen_and_every_rule_s_answer(partition, prepare, rule):
+    prepare()
+    load(partition)
+    assert run(partition) == f"hold ({rule}): none"
+    decision = Decision.objects.get(window_end=END)
+    assert (decision.verdict, decision.rule, decision.chosen_prefill) == ("hold", rule, None)
+    assert None not in (decision.gain, decision.standard_error, decision.threshold, decision.theta) and decision.reason
+    assert rule in [code for _, code, _ in decision.detail["rules"]]
+    assert len(decision.detail["window"]) == 10 and decision.detail["state"]["nodes"]
+    for candidate in decision.detail["candidates"]:
+        assert candidate["rule"] and candidate["reason"] and len(candidate["gains"]) == 10
 
 
 def test_a_forced_switch_is_never_undone_by_the_planner(partition):

@@ -178,3 +178,12 @@ def test_learning_anew_replaces_an_older_fit(partition):
     old.refresh_from_db()
     assert (old.state, old.retired_reason) == ("retired", "a warm-up has measured it anew")
     assert FittedModel.objects.filter(state="accepted").count() == 1
+
+
+def test_a_warm_up_whose_phases_cannot_be_given_back_ends_and_says_so(partition):
+    begin(partition)
+    Node.objects.exclude(order=0).update(enabled=False)  # only one that prefilled is left
+    ended = warmups.stop(partition, ADA, "enough")
+    assert (ended.state, newest().cause, phases()[0]) == ("stopped", "warm-up", "mixed")
+    assert "the nodes serve both phases still: no enabled node would decode" in ended.outcome
+    assert tasks.tick(partition.name, now=START + 12)

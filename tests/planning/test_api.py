@@ -126,6 +126,84 @@ def test_a_bad_request_is_refused_with_its_code(call, method, path, body, status
     assert (answered, problem["code"]) == (status, code), problem
 
 
+LONG_AGO, LATER = "2001-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
+MALFORMED = [
+    ("put", "/split/gb300/force", {"prefill_nodes": True, "reason": "x"}, "prefill_nodes"),
+    ("put", "/split/gb300/force", {"prefill_nodes": [True], "reason": "x"}, "prefill_nodes"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1.5, "reason": "x"}, "prefill_nodes"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 10**30, "reason": "x"}, "prefill_nodes"),
+    ("put", "/split/gb300/force", {"prefill_nodes": ["nobody"], "reason": "x"}, "prefill_nodes"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": " "}, "reason"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": "x" * 501}, "reason"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": "x", "expires_at": LONG_AGO}, "expires_at"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": "x", "expires_at": "2099-01-01"}, "expires_at"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": "x", "expires_in_s": 1e308}, "expires_in_s"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": "x", "expires_in_s": True}, "expires_in_s"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": "x", "expires_in_s": float("nan")}, "expires_in_s"),
+    ("put", "/nodes/gb300-2/phase", {"phase": 3, "reason": "x"}, "phase"),
+    ("put", "/nodes/gb300-2/phase", {"phase": "decode", "reason": "x", "expires_at": LONG_AGO}, "expires_at"),
+    ("put", "/split/gb300/freeze", {"reason": "x", "until": "soon"}, "until"),
+    ("put", "/split/gb300/freeze", {"reason": "x" * 501}, "reason"),
+    ("put", "/split/gb300/mode", {"mode": "frozen"}, "reason"),
+    ("delete", "/split/gb300/force?reason=" + "x" * 501, {}, "reason"),
+    ("post", "/split/gb300/proposals", {"prefill_nodes": True, "reason": "x", "expires_at": LATER}, "prefill_nodes"),
+    ("post", "/split/gb300/proposals", {"prefill_nodes": 1, "reason": "x", "expires_at": LONG_AGO}, "expires_at"),
+    ("post", "/split/gb300/proposals", {"prefill_nodes": 1, "reason": "x", "expires_at": None}, "expires_at"),
+    ("post", "/split/gb300/dry-runs", {"prefill_nodes": False}, "prefill_nodes"),
+    ("post", "/split/gb300/dry-runs", {"prefill_nodes": {"a": 1}}, "prefill_nodes"),
+    ("patch", "/split/gb300/policy", {"approvals_required": True}, "approvals_required"),
+    ("patch", "/split/gb300/policy", {"approvals_required": 2**63}, "approvals_required"),
+    ("patch", "/split/gb300/policy", {"cooldown_s": True}, "cooldown_s"),
+    ("patch", "/split/gb300/policy", {"cooldown_s": float("inf")}, "cooldown_s"),
+    ("patch", "/split/gb300/policy", {"slo_ttft_s": float("nan")}, "slo_ttft_s"),
+    ("patch", "/split/gb300/policy", {"min_utilisation": 1.01}, "min_utilisation"),
+    ("patch", "/split/gb300/policy", {"self_approval": "perhaps"}, "self_approval"),
+    ("patch", "/split/gb300/policy", {"mode": "automatic"}, "mode"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "field"), MALFORMED)
+def test_what_is_malformed_is_refused_by_the_name_of_its_field(call, method, path, body, field):
+    status, problem = call(method, path, **body)
+    named = problem["errors"][0]["field"] if problem["errors"] else problem
+    assert (status, problem["code"], named.split(".")[0]) == (422, "invalid-field", field), problem
+    assert PlannerPolicy.objects.get().mode == "approve" and not SwitchOrder.objects.exists()
+
+
+def test_what_belongs_to_another_partition_is_not_found(call, partition):
+    other = make_partition("other", ("prefill", "prefill", "decode", "decode"))
+    proposal = propose(other, 3, PLANNER, "more prompts", in_minutes(5))
+    for verb in ("approve", "reject"):
+        status, problem = call("post", f"/split/gb300/proposals/{proposal.pk}/{verb}", "operator", reason="x")
+        assert (status, problem["code"]) == (404, "not-found")
+    names = [node.name for node in other.nodes.all()]
+    status, problem = call("put", "/split/gb300/force", prefill_nodes=names[:1], reason="x")
+    assert (status, problem["errors"][0]["field"]) == (422, "prefill_nodes")
+
+
+def test_what_is_decided_is_not_decided_twice(call, partition):
+    proposal = propose(partition, 3, PLANNER, "more prompts", in_minutes(5))
+    address = f"/split/gb300/proposals/{proposal.pk}"
+    assert call("post", f"{address}/approve", "viewer")[0] == 403
+    assert call("post", f"{address}/approve", "operator")[0] == 200
+    assert call("post", f"{address}/approve", "operator")[1]["code"] == "proposal-closed"
+    assert call("post", f"{address}/reject", reason="late")[1]["code"] == "proposal-closed"
+    order = SwitchOrder.objects.get()
+    assert call("post", f"/split/gb300/orders/{order.pk}/rollback", "viewer", reason="x")[0] == 403
+    assert call("post", f"/split/gb300/orders/{order.pk}/rollback", "operator", reason="x")[0] == 200
+    assert call("post", f"/split/gb300/orders/{order.pk}/rollback", "operator", reason="x")[0] == 409
+
+
+def test_a_policy_that_was_edited_meanwhile_is_not_overwritten(client, call):
+    call("get", "/split/gb300/policy")
+    seen = client.get("/api/v1/split/gb300/policy")["ETag"]
+    assert call("put", "/split/gb300/freeze", reason="release")[0] == 200
+    answer = client.patch(
+        "/api/v1/split/gb300/policy", '{"cooldown_s": 7}', content_type="application/json", headers={"If-Match": seen}
+    )
+    assert (answer.status_code, PlannerPolicy.objects.get().cooldown_s) == (412, 120.0)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

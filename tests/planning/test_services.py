@@ -213,6 +213,36 @@ def test_an_expired_force_ends_and_the_split_stays(partition):
     assert ForcedSplit.objects.get().clear_reason == "expired"
 
 
+def test_a_force_that_could_not_follow_the_switch_under_way_is_refused(partition):
+    services.force_node(Node.objects.get(name="gb300-2"), "decode", ADA, "maintenance")
+    order = SwitchOrder.objects.get()
+    assert phases(partition)["gb300-2"] == "prefill", "ordered, and nothing taken yet"
+    with pytest.raises(Conflict, match="keeps at least one"):
+        services.force_node(Node.objects.get(name="gb300-1"), "decode", ADA, "too much")
+    assert ForcedSplit.objects.get(cleared_at=None).node == "gb300-2"
+    finish(order)
+    assert services.apply_forces(partition) is None
+
+
+def test_a_force_of_an_engine_that_cannot_switch_is_refused_also_during_a_switch(partition):
+    Node.objects.filter(name="gb300-4").update(engine="sglang")
+    services.approve(proposed(partition), BOB)
+    with pytest.raises(Conflict, match="SGLang"):
+        services.force_node(Node.objects.get(name="gb300-4"), "mixed", ADA, "both")
+    assert not ForcedSplit.objects.exists()
+
+
+def test_a_proposal_against_a_force_is_not_ordered_until_the_force_is_cleared(partition):
+    proposal = proposed(partition)
+    services.force_node(Node.objects.get(name="gb300-3"), "decode", ADA, "stays")
+    with pytest.raises(Conflict, match="gb300-3 is forced") as refused:
+        services.approve(proposal, BOB)
+    assert refused.value.code == "forced"
+    assert (proposal.votes.count(), SwitchOrder.objects.count()) == (0, 0)
+    services.clear_force(partition, ADA, "done")
+    assert services.approve(proposal, BOB).state == "approved"
+
+
 # -- modes -----------------------------------------------------------------------------------------------------------
 
 

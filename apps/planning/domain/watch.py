@@ -12,6 +12,7 @@ BREACH_S = 30.0
 BUCKET_S = 10.0
 BREACH_FACTOR = 2.0
 MOVED_FACTOR = 2.0
+SENTENCE = "the P95 prefill wait stays under twice its target after a switch"
 
 
 def breach(now: float, switched_at: float, slo_ttft_s: float | None, pieces: Sequence[LoadPiece]) -> str | None:
