@@ -101,6 +101,12 @@ class AgentHost:
         answer.raise_for_status()
         return dict(answer.json())
 
+    def order(self, node: str, phase: str, generation: int) -> httpx.Response:
+        """A phase order straight to the agent, as a late one would come."""
+        headers = {"Authorization": f"Bearer {settings.AGENT_TOKEN}"}
+        body = {"phase": phase, "generation": generation}
+        return httpx.put(f"{self.url(node)}/v1/phase", json=body, headers=headers, trust_env=False, timeout=5)
+
     def phase(self, node: str) -> str:
         return str(self.status(node)["phase"])
 

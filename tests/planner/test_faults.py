@@ -6,7 +6,7 @@ import pytest
 from celery import current_app
 
 from apps.planning import services
-from apps.planning.models import Decision, PlannerPolicy, SwitchOrder
+from apps.planning.models import Decision, ForcedSplit, PlannerPolicy, SwitchOrder
 from apps.topology import services as topology
 from apps.topology.models import Node
 from controlplane.actors import SYSTEM
@@ -84,6 +84,29 @@ def test_a_worker_killed_while_it_pushes_leaves_an_order_that_the_next_one_finis
     assert agents.phase("gb300-3") == "prefill"
     node = Node.objects.get(name="gb300-3")
     assert (node.desired_phase, node.generation, node.draining) == ("prefill", 1, False)
+
+
+@pytest.mark.parametrize("hold", ["before", "after"])
+def test_a_switch_rolled_back_after_its_worker_was_killed_ends_where_it_began(
+    partition, agents, gatekeeper, workers, wait_for, hold
+):
+    """The node is sent back under a newer generation, and what the dead worker said to it counts no more."""
+    first = workers.start(beat=False)
+    gatekeeper.hold = hold
+    order = forced()
+    assert gatekeeper.stuck.wait(30), "the push was never sent"
+    kill(first)
+    gatekeeper.release()
+    services.roll_back(order, ADA, "not after all")
+    workers.start(beat=False)
+    wait_for(lambda: state_of(order) == "rolled-back", 30)
+    wait_for(lambda: agents.status("gb300-3")["generation"] == 2, 10)
+    node = Node.objects.get(name="gb300-3")
+    assert (node.desired_phase, node.generation, node.draining) == ("decode", 2, False)
+    assert not ForcedSplit.objects.filter(cleared_at=None).exists(), "or it would be ordered anew"
+    late = agents.order("gb300-3", "prefill", 1)
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "stale-generation")
+    assert agents.phase("gb300-3") == "decode"
 
 
 def test_the_task_of_a_killed_worker_returns_to_another_within_seconds(
