@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ValidationError
+from django.utils import timezone
 from django.utils.deconstruct import deconstructible
+
+from controlplane.errors import InvalidField
 
 
 @deconstructible
@@ -64,6 +68,22 @@ def storable(value: Any) -> bool:
     if isinstance(value, dict):
         return all(storable(name) and storable(inner) for name, inner in value.items())
     return all(storable(inner) for inner in value) if isinstance(value, list | tuple) else True
+
+
+# PostgreSQL stores what, in UTC, lies past the year 9999, and no row that holds it can be read again.
+LATEST = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+def check_future(field: str, moment: datetime | None) -> None:
+    """Raises InvalidField for an end that has no zone, is over already, or is too late to be kept. None: without end."""
+    if moment is None:
+        return
+    if timezone.is_naive(moment):
+        raise InvalidField(field, "expected a time with its zone, such as 2026-12-01T12:00:00Z")
+    if moment <= timezone.now():
+        raise InvalidField(field, "expected a time in the future")
+    if moment >= LATEST:
+        raise InvalidField(field, f"expected a time before the year {LATEST.year}; leave it out for no end")
 
 
 def http_url(value: str) -> None:

@@ -25,6 +25,7 @@ from controlplane.actors import SYSTEM, Actor
 from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField
 from controlplane.permissions import Forbidden
+from controlplane.validators import check_future
 
 _POLICY_FIELDS = frozenset(
     {
@@ -76,7 +77,7 @@ def set_mode(partition: Partition, mode: str, actor: Actor, reason: str) -> Plan
 
 def freeze(partition: Partition, actor: Actor, reason: str, until: datetime | None) -> PlannerPolicy:
     """No change of the split by the planner until `until` (None: until unfrozen). Administrator; needs a reason."""
-    _check_future("until", until)
+    check_future("until", until)
     with change(actor, reason, role="administrator", needs_reason=True):
         policy = _locked_policy(partition)
         if policy.mode != Mode.FROZEN:
@@ -121,15 +122,6 @@ def _say(partition: Partition, policy: PlannerPolicy, actor: Actor, reason: str)
     orders.tell(partition.name, "policy", policy=_plain_policy(policy), actor=str(actor), reason=reason)
 
 
-def _check_future(field: str, moment: datetime | None) -> None:
-    if moment is None:
-        return
-    if timezone.is_naive(moment):
-        raise InvalidField(field, "expected a time with its zone, such as 2026-12-01T12:00:00Z")
-    if moment <= timezone.now():
-        raise InvalidField(field, "expected a time in the future")
-
-
 # -- proposals -------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +129,7 @@ def propose(
     partition: Partition, prefill_nodes: int | Sequence[str], actor: Actor, reason: str, expires_at: datetime
 ) -> Proposal:
     """A person's own proposal, to be approved by another. Operator; needs a reason. Raises Conflict when one is open."""
-    _check_future("expires_at", expires_at)
+    check_future("expires_at", expires_at)
     with change(actor, reason, role="operator", needs_reason=True):
         records.locked(partition)
         nodes = list(nodes_of(partition))
@@ -284,7 +276,7 @@ def _force(
     reason: str,
     expires_at: datetime | None,
 ) -> ForcedSplit:
-    _check_future("expires_at", expires_at)
+    check_future("expires_at", expires_at)
     orders.check_targets({row.name: row for row in nodes_of(partition)}, targets)
     for earlier in ForcedSplit.objects.select_for_update().filter(partition=partition, cleared_at=None):
         if node in ("", earlier.node):

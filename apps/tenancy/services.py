@@ -22,6 +22,7 @@ from controlplane.actors import Actor
 from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField
 from controlplane.permissions import Role
+from controlplane.validators import check_future
 
 KEY_PREFIX = "sy_"
 SHOWN_PREFIX_CHARS = 10
@@ -103,8 +104,7 @@ def issue_key(
     """A new key. `trusted` keys may set fairness id and objective headers; `role` opens the control plane to it."""
     with change(actor, reason, role="administrator"):
         _check_key_objectives(objectives)
-        if expires_at is not None and expires_at <= timezone.now():
-            raise InvalidField("expires_at", "expected a time in the future")
+        check_future("expires_at", expires_at)
         plain_text = KEY_PREFIX + secrets.token_urlsafe(32)
         key = ApiKey(
             tenant=tenant,

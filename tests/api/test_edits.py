@@ -169,6 +169,8 @@ FIELDS = [
     ("patch", "/tenants/acme", {"title": "a\x00b"}, "title"),
     ("patch", "/tenants/acme", {"reason": "x" * 501}, "reason"),
     ("post", "/tenants/acme/keys", {"name": ""}, "name"),
+    ("post", "/tenants/acme/keys", {"name": "k", "expires_at": "9999-12-31T23:00:00-02:00"}, "expires_at"),
+    ("post", "/tenants/acme/keys", {"name": "k", "expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
     ("post", "/tenants/acme/keys", {"name": "k", "role": "king"}, "role"),
     ("post", "/tenants/acme/keys", {"name": "k", "objectives": []}, "objectives"),
     ("post", "/tenants/acme/keys", {"name": "k", "objectives": ["nope"]}, "objectives"),

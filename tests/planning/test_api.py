@@ -127,6 +127,8 @@ def test_a_bad_request_is_refused_with_its_code(call, method, path, body, status
 
 
 LONG_AGO, LATER = "2001-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
+# In UTC past the year 9999: the database would keep it and never give it back.
+NEVER = "9999-12-31T23:00:00-02:00"
 MALFORMED = [
     ("put", "/split/gb300/force", {"prefill_nodes": True, "reason": "x"}, "prefill_nodes"),
     ("put", "/split/gb300/force", {"prefill_nodes": [True], "reason": "x"}, "prefill_nodes"),
@@ -151,6 +153,10 @@ MALFORMED = [
     ("post", "/split/gb300/proposals", {"prefill_nodes": 1, "reason": "x", "expires_at": None}, "expires_at"),
     ("post", "/split/gb300/dry-runs", {"prefill_nodes": False}, "prefill_nodes"),
     ("post", "/split/gb300/dry-runs", {"prefill_nodes": {"a": 1}}, "prefill_nodes"),
+    ("put", "/split/gb300/force", {"prefill_nodes": 1, "reason": "x", "expires_at": NEVER}, "expires_at"),
+    ("put", "/nodes/gb300-2/phase", {"phase": "decode", "reason": "x", "expires_at": NEVER}, "expires_at"),
+    ("put", "/split/gb300/freeze", {"reason": "x", "until": NEVER}, "until"),
+    ("post", "/split/gb300/proposals", {"prefill_nodes": 1, "reason": "x", "expires_at": NEVER}, "expires_at"),
     ("patch", "/split/gb300/policy", {"approvals_required": True}, "approvals_required"),
     ("patch", "/split/gb300/policy", {"approvals_required": 2**63}, "approvals_required"),
     ("patch", "/split/gb300/policy", {"cooldown_s": True}, "cooldown_s"),
