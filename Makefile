@@ -107,14 +107,16 @@ test-compiled: compiled ## the tests of the hot modules, and of what drives them
 	@$(RUN) -m pytest -q tests/flowcontrol tests/kvcache tests/routing tests/yard tests/http tests/direct tests/gateway tests/simulator
 
 .PHONY: bench-sim experiments
-bench-sim: compiled ## speed of the simulator: 9 nodes, and 768 nodes for three hours (SIM="--scale 0.02" for a part, "--profile")
+bench-sim: $(VENV)/dev-installed ## speed of the simulator: 9 nodes, and 768 nodes for three hours (SIM="--scale 0.02" for a part, "--profile")
+	-@$(RUN) -m tools.compile --if-needed
 	@$(RUN) -m bench.sim $(SIM)
 
 experiments: $(VENV)/run-installed ## every published table and claim in the simulator (EXPERIMENT=NAME for one, QUICK=--quick)
 	@$(RUN) manage.py experiment $(or $(EXPERIMENT),all) $(QUICK)
 
 .PHONY: bench-gateway
-bench-gateway: compiled ## the gateway with its whole policy on, beside smg (PEER=path of its executable)
+bench-gateway: $(VENV)/dev-installed ## the gateway with its whole policy on, beside smg (PEER=path of its executable)
+	-@$(RUN) -m tools.compile --if-needed
 	@$(RUN) -m bench.gateway $(if $(PEER),--peer $(PEER))
 
 .PHONY: bench-console

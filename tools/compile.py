@@ -64,14 +64,14 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 1
+        if digest() != before:
+            print("not compiled: the sources changed meanwhile", file=sys.stderr)
+            return 1
         suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
         found = [path.relative_to(made) for path in made.rglob(f"*{suffix}")]
         modules = {str(path).removesuffix(suffix).replace("/", "."): str(path) for path in found}
         shutil.rmtree(FOLDER, ignore_errors=True)
         shutil.copytree(made, FOLDER)
-    if digest() != before:
-        print("not compiled: the sources changed meanwhile", file=sys.stderr)
-        return 1
     (FOLDER / "manifest.json").write_text(json.dumps({"digest": before, "modules": modules}, indent=1))
     print(f"{len(modules)} modules in {FOLDER.relative_to(ROOT)} after {time.monotonic() - began:.0f} s")
     return 0

@@ -14,8 +14,8 @@ from apps.planning.choices import Action, Cause, Mode, ProposalState, Source, Ve
 from apps.planning.domain import watch
 from apps.planning.domain.capacity import Workload
 from apps.planning.domain.loop import LAG_S, Decided
-from apps.planning.domain.plan_types import PlannerState, SliceView
-from apps.planning.domain.replay import state_document
+from apps.planning.domain.plan_types import EMPTY_PHASE, PlannerState, SliceView
+from apps.planning.domain.replay import slice_from, state_document
 from apps.planning.models import Decision, Proposal, Slice, SwitchOrder
 from apps.planning.selectors import accepted_fits, desired_split, last_switch, policy_document, policy_of
 from apps.planning.services import close, roll_back
@@ -25,7 +25,6 @@ from controlplane.actors import PLANNER
 from controlplane.audit import change
 from controlplane.errors import Conflict
 
-EMPTY_PHASE = "empty_phase"
 WATCH = "watch"
 
 
@@ -204,7 +203,11 @@ def _slice_document(piece: SliceView) -> dict[str, Any]:
 
 def _slices_since(partition: Partition, start: float) -> list[dict[str, Any]]:
     rows = Slice.objects.filter(partition=partition, t1__gt=start).order_by("t0")
-    return [{name: getattr(row, name) for name in SliceView.__slots__} for row in rows]
+    return [_slice_document(view_of(row)) for row in rows]
+
+
+def view_of(row: Slice) -> SliceView:
+    return slice_from({name: getattr(row, name) for name in SliceView.__slots__})
 
 
 def _plain(workload: Workload | None) -> dict[str, float] | None:

@@ -38,6 +38,7 @@ from apps.telemetry import webhooks
 from apps.topology.choices import Engine, NodeState, Phase
 from apps.topology.configuration import publish, send_live_event
 from apps.topology.models import Node, Partition
+from apps.topology.selectors import nodes_of
 from controlplane import records
 from controlplane.actors import PLANNER, Actor
 from controlplane.audit import change
@@ -159,7 +160,7 @@ def check_after_switch(partition: Partition, targets: Mapping[str, str]) -> None
     order = moving_order(partition)
     if order is None:
         return
-    nodes = {node.name: node for node in Node.objects.filter(partition=partition).order_by("order")}
+    nodes = {node.name: node for node in nodes_of(partition)}
     after = dict(order.steps.values_list("node", "to_phase")) | dict(targets)
     known = {name: phase for name, phase in after.items() if name in nodes}
     check_targets(nodes, known)

@@ -18,8 +18,14 @@ from apps.planning.choices import Cause, OrderState, StepState
 from apps.planning.domain import loop
 from apps.planning.domain.capacity import NodeCapacity
 from apps.planning.domain.cost_model import PrefillCoefficients
-from apps.planning.domain.plan_types import LastSwitch, PlannerNode, PlannerPolicy, PlannerState, SliceView
-from apps.planning.domain.replay import slice_from
+from apps.planning.domain.plan_types import (
+    EMPTY_PHASE,
+    LastSwitch,
+    PlannerNode,
+    PlannerPolicy,
+    PlannerState,
+    SliceView,
+)
 from apps.planning.domain.slices import LoadPiece
 from apps.planning.models import Decision, FittedModel, Slice, SwitchStep
 from apps.planning.selectors import accepted_fits, last_switch, live_forces, policy_of, running_warm_up
@@ -84,11 +90,11 @@ def memory_of(partition: Partition, now: float) -> loop.Memory:
     newest = past.order_by("-t0").first()
     kept = past.filter(t1__gt=newest.t1 - 2 * policy.window_s) if newest else ()
     decisions = Decision.objects.filter(partition=partition, window_end__lte=now)
-    windows = decisions.exclude(rule__in=(deciding.EMPTY_PHASE, deciding.WATCH)).order_by("-window_end").first()
-    lately = decisions.filter(rule=deciding.EMPTY_PHASE, at__lte=datetime.fromtimestamp(now, UTC))
+    windows = decisions.exclude(rule__in=(EMPTY_PHASE, deciding.WATCH)).order_by("-window_end").first()
+    lately = decisions.filter(rule=EMPTY_PHASE, at__lte=datetime.fromtimestamp(now, UTC))
     restored = lately.order_by("-at").first()
     return loop.Memory(
-        slices=tuple(view_of(row) for row in kept),
+        slices=tuple(deciding.view_of(row) for row in kept),
         decided_until=windows.window_end if windows else None,
         restored_at=restored.at.timestamp() if restored else None,
     )
@@ -98,10 +104,6 @@ def store_slice(partition: Partition, view: SliceView) -> None:
     """Once for each begin."""
     values = asdict(view)
     Slice.objects.get_or_create(partition=partition, t0=values.pop("t0"), defaults=values)
-
-
-def view_of(row: Slice) -> SliceView:
-    return slice_from({name: getattr(row, name) for name in SliceView.__slots__})
 
 
 # -- what was measured -----------------------------------------------------------------------------------------------

@@ -32,16 +32,19 @@ class Body(Storable):
     @field_validator("*", mode="before")
     @classmethod
     def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
-        if kinds & {int, float} and bool not in kinds and _holds_truth(value):
-            raise ValueError("expected a number, not true or false")
+        if _holds_truth(value):
+            kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError("expected a number, not true or false")
         return value
 
 
 def _kinds(annotation: Any) -> set[Any]:
     """The plain types that a field's annotation is made of."""
     inner = get_args(annotation)
-    return set().union(*(_kinds(each) for each in inner)) if inner else {annotation} if callable(annotation) else set()
+    if inner:
+        return set().union(*map(_kinds, inner))
+    return {annotation} if callable(annotation) else set()
 
 
 def _holds_truth(value: Any) -> bool:

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.utils import timezone
 
 from apps.planning import orders, services
 from apps.planning.choices import Cause
-from apps.planning.domain.phase_machine import StatusReported, Tick
-from apps.planning.models import ForcedSplit, PlannerPolicy, SwitchOrder, Vote
+from apps.planning.models import ForcedSplit, SwitchOrder, Vote
 from controlplane import records
 from controlplane.actors import PLANNER
 from controlplane.errors import Conflict
-from tests.factories import actor_with, make_partition
+from tests.factories import actor_with
+from tests.planning.test_services import finish, proposed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADA = actor_with("administrator", "ada")
 BOB = actor_with("operator", "bob")
-
-
-@pytest.fixture
-def partition():
-    partition = make_partition("gb300", ("prefill", "prefill", "decode", "decode"))
-    PlannerPolicy.objects.create(partition=partition, mode="approve", cooldown_s=30)
-    return partition
 
 
 class Doing(threading.Thread):
@@ -58,28 +49,12 @@ def at_once(*calls):
     return [thread.outcome() for thread in [Doing(call) for call in calls]]
 
 
-def proposal_of(partition):
-    later = timezone.now() + timedelta(minutes=5)
-    return services.propose(partition, 3, PLANNER, "more prompts", later)
-
-
-def finished(order):
-    now = timezone.now().timestamp()
-    for _ in range(3):
-        orders.advance(order.pk, now, Tick())
-        for step in order.steps.all():
-            report = StatusReported(step.node, step.to_phase, step.to_phase, "ready", step.generation)
-            orders.advance(order.pk, now, report)
-    order.refresh_from_db()
-    return order
-
-
 def conflicts(results):
     return sorted(result.code for result in results if isinstance(result, Conflict))
 
 
 def test_two_approvals_at_once_order_one_switch(partition):
-    proposal = proposal_of(partition)
+    proposal = proposed(partition)
     results = at_once(lambda: services.approve(proposal, ADA), lambda: services.approve(proposal, BOB))
     assert conflicts(results) == ["proposal-closed"]
     assert (SwitchOrder.objects.count(), Vote.objects.count()) == (1, 1)
@@ -87,15 +62,15 @@ def test_two_approvals_at_once_order_one_switch(partition):
 
 def test_one_person_approving_twice_at_once_has_one_vote(partition):
     services.update_policy(partition, ADA, approvals_required=2)
-    proposal = proposal_of(partition)
+    proposal = proposed(partition)
     results = at_once(*[lambda: services.approve(proposal, BOB)] * 2)
     assert conflicts(results) == ["already-voted"]
     assert (SwitchOrder.objects.count(), Vote.objects.count()) == (0, 1)
 
 
 def test_two_roll_backs_at_once_undo_once(partition):
-    services.approve(proposal_of(partition), BOB)
-    order = finished(SwitchOrder.objects.get())
+    services.approve(proposed(partition), BOB)
+    order = finish(SwitchOrder.objects.get())
     results = at_once(*[lambda: services.roll_back(order, BOB, "worse")] * 2)
     assert conflicts(results) == ["switch-running"]
     assert SwitchOrder.objects.filter(rolls_back=order).count() == 1
@@ -117,7 +92,7 @@ def test_a_freeze_waits_for_the_planner_s_tick_so_that_nothing_is_ordered_after_
         assert freeze.is_alive(), "frozen, and the tick would order a switch still"
         orders.place(partition, {"gb300-3": "prefill"}, Cause.PLANNER, PLANNER, "more prompts")
     assert freeze.outcome().mode == "frozen"
-    assert finished(SwitchOrder.objects.get()).state == "cooling", "what was ordered before ends as ordered"
+    assert finish(SwitchOrder.objects.get()).state == "cooling", "what was ordered before ends as ordered"
 
 
 def test_edits_of_a_policy_by_page_and_by_rest_do_not_wait_for_each_other_crosswise(partition):

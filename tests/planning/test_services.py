@@ -7,26 +7,19 @@ from django.utils import timezone
 
 from apps.planning import orders, selectors, services
 from apps.planning.domain.phase_machine import PushPhase, StatusReported, Tick
-from apps.planning.models import ForcedSplit, PlannerPolicy, PlannerPolicyEvent, Proposal, SwitchOrder
+from apps.planning.models import ForcedSplit, PlannerPolicyEvent, Proposal, SwitchOrder
 from apps.topology import configuration
 from apps.topology import services as topology
 from apps.topology.models import Node
 from controlplane.actors import PLANNER, SYSTEM
 from controlplane.errors import Conflict, InvalidField
 from controlplane.permissions import Forbidden
-from tests.factories import actor_with, make_partition
+from tests.factories import actor_with
 
 pytestmark = pytest.mark.django_db
 ADA = actor_with("administrator", "ada")
 BOB = actor_with("operator", "bob")
 EVE = actor_with("viewer", "eve")
-
-
-@pytest.fixture
-def partition():
-    partition = make_partition("gb300", ("prefill", "prefill", "decode", "decode"))
-    PlannerPolicy.objects.create(partition=partition, mode="approve", cooldown_s=30)
-    return partition
 
 
 def in_minutes(minutes):

@@ -72,7 +72,6 @@ def the_last_switch_has_cooled_down(state: PlannerState, evidence: Evidence) -> 
     if state.last_switch is None:
         return None
     left_s = state.last_switch.finished_at + state.policy.cooldown_s - state.now
-    # Longer than any cooldown: the clock has been set back since, and nobody knows how long ago the switch was.
     if left_s > 2 * state.policy.cooldown_s:
         return None  # the clock has been set back since: how long ago it was is unknown, and it must not hold for ever
     return Objection("cooldown", f"the last switch cools down for another {left_s:.0f} s") if left_s > 0 else None

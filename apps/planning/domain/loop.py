@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor
 
 from apps.planning.domain import watch
-from apps.planning.domain.plan_types import Decision, PlannerPolicy, PlannerState, SliceView
+from apps.planning.domain.plan_types import EMPTY_PHASE, Decision, PlannerPolicy, PlannerState, SliceView
 from apps.planning.domain.planner import evaluate
 from apps.planning.domain.slices import LoadPiece, close_slice
 
@@ -82,7 +82,7 @@ Outcome = SliceClosed | Decided | UndoSwitch
 
 def measured_since(now: float, memory: Memory, state: PlannerState) -> float:
     """From when on `tick` needs measurements."""
-    since = _first_open(now, memory, state.policy)
+    since = _first_open(now, memory, state.policy) * state.policy.slice_s
     if _is_watched(now, state) and state.last_switch is not None:
         since = min(since, state.last_switch.finished_at - watch.BREACH_S)
     return since
@@ -90,7 +90,7 @@ def measured_since(now: float, memory: Memory, state: PlannerState) -> float:
 
 def slices_due(now: float, memory: Memory, policy: PlannerPolicy) -> bool:
     """Whether `tick` would close a slice."""
-    return _first_open(now, memory, policy) + policy.slice_s <= now - LAG_S + _EPSILON_S
+    return _first_open(now, memory, policy) < _ended_slices(now, policy)
 
 
 def window_due(now: float, memory: Memory, policy: PlannerPolicy) -> tuple[float, float] | None:
@@ -117,7 +117,7 @@ def tick(now: float, memory: Memory, state: PlannerState, measured: Measured) ->
         if window:
             decision = evaluate(state, window)
             outcomes.append(Decided(start, end, decision, window))
-            if decision.rule == "empty_phase":  # the window's own question is open until every phase has a node again
+            if decision.rule == EMPTY_PHASE:  # the window's own question is open until every phase has a node again
                 return replace(memory, restored_at=now), outcomes
             return replace(memory, decided_until=end), outcomes
     if _must_restore(now, memory, state):
@@ -127,13 +127,11 @@ def tick(now: float, memory: Memory, state: PlannerState, measured: Measured) ->
     return memory, outcomes
 
 
-def _first_open(now: float, memory: Memory, policy: PlannerPolicy) -> float:
-    """Where the next slice begins: at most one window back, and on the grid even after the slice length was edited."""
-    return _first_open_index(now, memory, policy) * policy.slice_s
+def _first_open(now: float, memory: Memory, policy: PlannerPolicy) -> int:
+    """The next slice, `[n, n + 1) * slice_s`: at most one window back, and on the grid even after its length was edited.
 
-
-def _first_open_index(now: float, memory: Memory, policy: PlannerPolicy) -> int:
-    """The slice `[index, index + 1) * slice_s`: counting in whole slices, rounding cannot add up."""
+    Counted in whole slices, so that rounding cannot add up.
+    """
     newest_end = _ended_slices(now, policy) * policy.slice_s
     last = memory.closed_until
     start = max(newest_end - policy.window_s, last if last is not None else newest_end - policy.slice_s)
@@ -150,7 +148,7 @@ def _close_slices(
 ) -> tuple[Memory, list[SliceClosed]]:
     ended = _ended_slices(now, policy)
     added = []
-    for index in range(_first_open_index(now, memory, policy), ended):
+    for index in range(_first_open(now, memory, policy), ended):
         start, end = index * policy.slice_s, (index + 1) * policy.slice_s
         pieces = [piece for piece in measured.pieces if start <= (piece.t0 + piece.t1) / 2 < end]
         thinks_s = [seconds for asked_at, seconds in measured.thinks if start <= asked_at < end]

@@ -244,8 +244,9 @@ class PhaseMachine:
                 commands += self._transition_waiting_draining(now, move)
         if not any(move.moving for move in self.plan.moves):
             # A lone node that comes to serve both phases goes on with the one it has: nobody need stand in for it.
-            for move in [m for m in self.plan.moves if m.state == "waiting" and m.to_phase == "mixed"][:1]:
-                commands += self._transition_waiting_draining(now, move)
+            lone = next((m for m in self.plan.moves if m.state == "waiting" and m.to_phase == "mixed"), None)
+            if lone is not None:
+                commands += self._transition_waiting_draining(now, lone)
         self._fail_moves_that_never_become_safe(now)
         return commands
 

@@ -9,6 +9,7 @@ from apps.planning.domain.capacity import NodeCapacity, Workload
 from apps.planning.domain.gate import GateResult
 
 OUTAGE_GRACE_S = 10.0
+EMPTY_PHASE = "empty_phase"  # the rule of a decision that gives a lost phase a node again
 Mode = Literal["automatic", "approve", "advisory", "frozen"]
 
 

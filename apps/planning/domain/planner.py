@@ -21,7 +21,7 @@ from apps.planning.domain.capacity import (
 )
 from apps.planning.domain.gate import judge
 from apps.planning.domain.guards import BEFORE, BEFORE_EMPTY_PHASE, CANDIDATE, Evidence, Objection, sentence
-from apps.planning.domain.plan_types import Candidate, Decision, Move, PlannerNode, PlannerState, SliceView
+from apps.planning.domain.plan_types import EMPTY_PHASE, Candidate, Decision, Move, PlannerNode, PlannerState, SliceView
 
 # A swap of two nodes must promise this much more, or measurement noise would reshuffle equal nodes.
 SWAP_GAIN_RATIO = 0.01
@@ -59,7 +59,7 @@ def evaluate(state: PlannerState, window: Sequence[SliceView]) -> Decision:
     elif emergency:
         verdict, rule, reason = (
             "switch",
-            "empty_phase",
+            EMPTY_PHASE,
             f"no node is left to {state.outage}: the split is restored at once",
         )
     else:
