@@ -112,6 +112,22 @@ class LoadWindow(models.Model):
         return f"{self.partition} {self.t0:.0f}-{self.t1:.0f}"
 
 
+class RequestSum(models.Model):
+    """Requests that ended in one slot of time, summed up as they were stored (`apps.telemetry.periods.Sums`)."""
+
+    partition = models.ForeignKey(Partition, on_delete=models.CASCADE, related_name="request_sums")
+    slot_s = models.PositiveIntegerField()
+    t0 = models.BigIntegerField(help_text="start of the slot, unix seconds")
+    data = models.JSONField()
+
+    class Meta:
+        ordering = ["t0"]
+        constraints = [models.UniqueConstraint(fields=["partition", "slot_s", "t0"], name="one_sum_per_slot")]
+
+    def __str__(self) -> str:
+        return f"{self.partition} {self.t0}+{self.slot_s} s"
+
+
 class StreamCursor(models.Model):
     """The last stream id whose entries are stored; written in the same transaction as they are."""
 

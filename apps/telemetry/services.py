@@ -12,7 +12,7 @@ from typing import Any
 from django.db import models, transaction
 from django.utils import timezone
 
-from apps.telemetry import samples
+from apps.telemetry import periods, samples
 from apps.telemetry.models import Alert, CostWindow, Delivery, LoadWindow, RequestRecord, StreamCursor
 from apps.topology.models import Partition
 
@@ -69,13 +69,27 @@ def store_entries(partition: Partition, entries: Iterable[Mapping[str, Any]], la
                 rows[type(row)].append(row)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 refused.append(f"{entry.get('kind') if isinstance(entry, Mapping) else type(entry).__name__}: {error}")
+        fresh = _not_yet_stored(partition, rows[RequestRecord])
         for model, found in rows.items():
             model._default_manager.bulk_create(found, ignore_conflicts=True, batch_size=500)
+        periods.count_in(partition, fresh)
         cursor.last_id = last_id
         cursor.save()
     if refused:
         logger.warning("%s: %d telemetry entries passed over, first: %s", partition.name, len(refused), refused[0])
     return Stored(len(rows[RequestRecord]), len(rows[CostWindow]), len(rows[LoadWindow]), tuple(refused))
+
+
+def _not_yet_stored(partition: Partition, rows: Iterable[models.Model]) -> list[RequestRecord]:
+    """Each request once, without those of an id that is stored already: what the insert will keep."""
+    by_id: dict[str, RequestRecord] = {}
+    for row in rows:
+        if isinstance(row, RequestRecord):
+            by_id.setdefault(row.request_id, row)
+    known = RequestRecord.objects.filter(partition=partition, request_id__in=by_id).values_list("request_id", flat=True)
+    for request_id in known:
+        del by_id[request_id]
+    return list(by_id.values())
 
 
 def prune(partition: Partition, retention: Retention | None = None, now: datetime | None = None) -> int:
@@ -89,6 +103,7 @@ def prune(partition: Partition, retention: Retention | None = None, now: datetim
             CostWindow.objects.filter(partition=partition, t1__lt=now_s - keep.cost_windows_s).delete()[0],
             LoadWindow.objects.filter(partition=partition, t1__lt=now_s - keep.load_windows_s).delete()[0],
             samples.prune(partition, now_s - keep.samples_s),
+            periods.prune(partition, now_s),
             Alert.objects.filter(partition=partition, resolved_at__lt=_before(now_s, keep.alerts_s)).delete()[0],
             Delivery.objects.filter(created_at__lt=_before(now_s, keep.deliveries_s)).delete()[0],
         )
