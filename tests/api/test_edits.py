@@ -206,6 +206,8 @@ FIELDS = [
     ("patch", f"{GATEWAY}/flow-settings", {"ceilings": {"min_ceiling": 2}}, "ceilings.min_ceiling"),
     ("patch", f"{GATEWAY}/flow-settings", {"decode": {"kv_threshold": 0}}, "decode.kv_threshold"),
     ("post", f"{GATEWAY}/flow-config/import", {"yaml": "kind: Pod"}, "documents[0].kind"),
+    ("post", f"{GATEWAY}/flow-config/import", {"yaml": "a: &a [1]\nb: *a"}, "yaml"),
+    ("post", f"{GATEWAY}/flow-config/import", {"yaml": "[" * 60 + "]" * 60}, "yaml"),
     ("post", f"{GATEWAY}/flow-config/revert", {"version": "old"}, "version"),
     ("patch", f"{GATEWAY}/flow-settings", {"prefill": {"limit_per_node": 0}}, "prefill.limit_per_node"),
     ("patch", f"{GATEWAY}/flow-settings", {"decode": {"surprise": 1}}, "decode.surprise"),

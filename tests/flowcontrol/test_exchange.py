@@ -100,7 +100,7 @@ def test_an_export_moves_to_another_partition(partition):
         (LLMD.replace("round-robin-fairness-policy", "luck"), "flowControl.priorityBands[0].fairnessPolicyRef"),
         (LLMD.replace("maxConcurrency: 12", "maxSpeed: 12"), "plugins[0].parameters.maxSpeed"),
         (LLMD.replace("maxRequests: 1Ki", "maxRequests: 9T"), "bands[priority-minus-10].max_requests"),
-        ("a: &a [*a]", "documents[0].kind"),
+        ("a: &a [*a]", "yaml"),
         ("[" * 5000, "yaml"),
         (LLMD.replace("[flowControl]", "5"), "featureGates"),
         (LLMD.replace("2k", "1.0e+300"), "flowControl.maxRequests"),
