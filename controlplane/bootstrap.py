@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 from django.contrib.auth.models import Group, User
-from django.db import transaction
 
 from apps.flowcontrol import services as flowcontrol
 from apps.flowcontrol.models import Band
@@ -36,12 +35,13 @@ _WHOLE = ("experts", "experts_per_token")
 
 
 def run(described: clusters.Clusters, ports: clusters.Ports, say: Callable[[str], None]) -> None:
-    """All of it in one transaction. `say` gets each line a person must see; secrets among them, once.
+    """All of it in one transaction, and at most one new version a partition. `say` gets each line a person must see;
+    secrets among them, once.
 
     Raises ClustersError (naming the field) when the description holds what the services refuse.
     """
     shown: list[str] = []
-    with transaction.atomic():
+    with configuration.one_version():
         _ensure_groups()
         shown += _ensure_administrator()
         for cluster in described.clusters:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import redis
@@ -26,6 +28,8 @@ NodeOverlay = Callable[[Partition], Mapping[str, Mapping[str, Any]]]
 _sections: dict[str, SectionBuilder] = {}
 _node_overlays: list[NodeOverlay] = []
 _ENVELOPE = ("version", "published_at")
+# Within `one_version`: the partitions to publish at its end, each with the actor and the reason of its first edit.
+_held: ContextVar[dict[int, tuple[Partition, Actor, str]] | None] = ContextVar("held", default=None)
 
 
 def register_section(name: str, builder: SectionBuilder) -> None:
@@ -62,13 +66,36 @@ def latest(partition: Partition) -> ConfigurationVersion | None:
     return ConfigurationVersion.objects.filter(partition=partition).order_by("-version").first()
 
 
+@contextmanager
+def one_version() -> Iterator[None]:
+    """One transaction whose edits, however many, are published together at its end: one version a partition, and none
+    when anything in it fails. Inside another one it is part of that."""
+    if _held.get() is not None:
+        yield
+        return
+    with transaction.atomic():
+        held: dict[int, tuple[Partition, Actor, str]] = {}
+        token = _held.set(held)
+        try:
+            yield
+        finally:
+            _held.reset(token)
+        for partition, actor, reason in sorted(held.values(), key=lambda each: each[0].name):
+            publish(partition, actor, reason)
+
+
 def publish(partition: Partition, actor: Actor, reason: str) -> ConfigurationVersion | None:
     """Stores a new version and, once committed, sends it. An unchanged document keeps its version and is sent again.
 
-    None while the partition has no nodes: it is still being described, and a gateway could do nothing with it.
+    None within `one_version`, which publishes later, and while the partition has no nodes: it is still being described,
+    and a gateway could do nothing with it.
     Redis being away does not undo the edit: the version stays, `republish` sends it later, and until then the gateway's
     snapshot shows the older `config_version`.
     """
+    held = _held.get()
+    if held is not None:
+        held.setdefault(partition.pk, (partition, actor, reason))
+        return None
     with transaction.atomic():
         locked = Partition.objects.select_for_update().get(pk=partition.pk)
         if not locked.nodes.exists():

@@ -1,4 +1,4 @@
-"""YAML documents compared with what is there, and applied in one transaction: all of them or none."""
+"""YAML documents compared with what is there, and applied in one transaction as one published version: all or none."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 from django.db import transaction
+from django.db.models import Max
 
 from apps.flowcontrol import exchange
 from apps.flowcontrol.exchange import FieldChange
-from apps.topology.configuration import latest
-from apps.topology.models import Node, Partition
+from apps.topology.configuration import one_version
+from apps.topology.models import ConfigurationVersion, Node, Partition
 from apps.topology.selectors import partition_named
 from controlplane.actors import Actor
 from controlplane.audit import change
@@ -72,16 +73,17 @@ def apply(
         if partition is None:
             partition = _partition_of(own, flow)
         scope = {found.pk: found for found in _touched(own, partition)}.values()
-        before, versions = _state(scope), _versions(scope)
+        before, versions = _state(scope), _versions()
         call = kinds.Applying(partition, actor, reason or "applied from YAML", [])
-        for kind, name, changes in own:
-            _apply_one(call, kind, name, changes)
-        if flow:
-            assert partition is not None
-            told = exchange.import_documents(partition, flow, actor, call.reason, pool=pool)
-            call.notes += told.notes
+        with one_version():
+            for kind, name, changes in own:
+                _apply_one(call, kind, name, changes)
+            if flow:
+                assert partition is not None
+                told = exchange.import_documents(partition, flow, actor, call.reason, pool=pool)
+                call.notes += told.notes
         changed = exchange.differences(before, _state(scope))
-        published = {name: number for name, number in _versions(scope).items() if versions.get(name) != number}
+        published = {name: number for name, number in _versions().items() if versions.get(name) != number}
         if dry_run:
             transaction.set_rollback(True)
     return Applied(not dry_run, changed, call.notes, {} if dry_run else published)
@@ -142,9 +144,10 @@ def _state(scope: Any) -> dict[str, Any]:
     return {name: _plain(spec) for name, spec in found.items()}
 
 
-def _versions(scope: Any) -> dict[str, int]:
-    newest = {partition.name: latest(partition) for partition in scope}
-    return {name: version.version for name, version in newest.items() if version is not None}
+def _versions() -> dict[str, int]:
+    """Of every partition: a tenant is in all of them."""
+    newest = ConfigurationVersion.objects.values("partition__name").annotate(newest=Max("version"))
+    return {row["partition__name"]: row["newest"] for row in newest.order_by("partition__name")}
 
 
 def _plain(spec: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ import yaml
 
 from apps.planning.models import PlannerPolicy
 from apps.tenancy.models import Tenant
-from apps.topology.models import ConfigurationVersion, Node
+from apps.topology.configuration import latest
+from apps.topology.models import ConfigurationVersion, Node, Partition
 from controlplane.manifests.kinds import FLOW_KINDS, KINDS
+from tests.factories import make_partition
 
 pytestmark = pytest.mark.django_db
 
@@ -65,6 +67,37 @@ def test_every_kind_is_applied_at_once_and_each_change_is_named(apply, partition
     assert found["FlowControl/gb300.objectives[nightly].band"] == (None, "spare")
     assert answer["versions"] == {"gb300": ConfigurationVersion.objects.order_by("-version").first().version}
     assert PlannerPolicy.objects.get(partition=partition).cooldown_s == 5
+
+
+def versions():
+    return dict(ConfigurationVersion.objects.order_by("version").values_list("partition__name", "version"))
+
+
+def test_however_much_is_applied_it_is_one_version_of_each_partition(apply):
+    make_partition("other", ("prefill", "decode"))
+    before = versions()
+    status, answer = apply(
+        document("Tenant", "acme", weight=3),
+        document("Tenant", "umbrella", title="Umbrella"),
+        document("Partition", "gb300", routing_policy="sticky"),
+        *(document("Node", f"gb300-{n}", decode_limit=7) for n in (1, 2, 3)),
+        document("PlannerPolicy", "gb300", slo_ttft_s=4),
+    )
+    assert status == 200, answer
+    after = versions()
+    assert after == {"gb300": before["gb300"] + 1, "other": before["other"] + 1} == answer["versions"]
+    newest = latest(Partition.objects.get(name="gb300"))
+    assert (newest.reason, newest.document["slo"]["ttft_s"]) == ("a test", 4)
+    assert [node["decode_limit"] for node in newest.document["nodes"]][:3] == [7, 7, 7]
+
+
+def test_a_part_that_fails_late_leaves_no_version_and_no_row(apply):
+    before = versions()
+    wrong = document("Node", "gb300-4", enabled=False), document("Node", "gb300-3", enabled=False)
+    status, problem = apply(document("Tenant", "umbrella"), document("Tenant", "acme", weight=3), *wrong)
+    assert (status, problem["code"]) == (409, "last-of-phase")
+    assert (versions(), Tenant.objects.filter(name="umbrella").exists()) == (before, False)
+    assert Tenant.objects.get(name="acme").weight == 1.0
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(apply):

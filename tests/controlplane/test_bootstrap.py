@@ -13,7 +13,7 @@ from apps.planning.models import PlannerPolicy
 from apps.tenancy.models import ApiKey, Tenant
 from apps.tenancy.selectors import live_key
 from apps.topology import configuration
-from apps.topology.models import Node, Partition
+from apps.topology.models import ConfigurationVersion, Node, Partition
 from controlplane import bootstrap, clusters
 from controlplane.actors import SYSTEM
 from controlplane.permissions import Role
@@ -127,6 +127,24 @@ def test_addresses_follow_the_ports_of_the_run_and_nothing_else_does(start, tmp_
     assert rows() == before
     published = configuration.latest(Partition.objects.get(name="gb300")).document
     assert published["nodes"][0]["url"] == "http://127.0.0.1:4002/nodes/gb300-1"
+
+
+def test_every_start_publishes_one_version_of_a_partition_at_most(start, tmp_path):
+    def versions():
+        rows = ConfigurationVersion.objects.order_by("version")
+        return {
+            each.name: list(rows.filter(partition=each).values_list("version", "reason"))
+            for each in Partition.objects.all()
+        }
+
+    start()
+    assert versions() == {"gb300": [(1, "first start")], "laptop": [(1, "first start")]}
+    ports = tmp_path / "ports.json"
+    nodes = {node.name: 4000 + node.pk for node in Node.objects.filter(partition__name="gb300")}
+    ports.write_text(json.dumps({"gateway": {"gb300": 4001}, "agent": nodes}))
+    start("--ports", str(ports))
+    assert versions()["gb300"] == [(1, "first start"), (2, "addresses of this run")]
+    assert versions()["laptop"] == [(1, "first start")]
 
 
 @pytest.mark.parametrize(
