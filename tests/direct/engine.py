@@ -23,7 +23,8 @@ PARAMS = {
 class Engine:
     """`kind`: vllm or sglang. `answers` overrides paths with (status, body) or "hang"; `bodies` are the calls received.
 
-    `script` says what a generation does: a list of texts, each a chunk; "fail:503", "cut" after the first chunk, "hang".
+    `script` says what a generation does: a list of texts, each a chunk; "fail:503", "cut" after the first chunk, "hang", "no end"
+    or "late cut" after the closing event.
     """
 
     kind: str = "vllm"
@@ -128,6 +129,13 @@ class Engine:
         exchange.write(event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
         if (body.get("stream_options") or {}).get("include_usage"):
             exchange.write(event({"choices": [], "usage": usage}))
+        if self.fault in ("no end", "late cut"):
+            exchange.write(b"data: [DONE]\n\n")
+            if self.fault == "late cut":
+                await asyncio.sleep(0.02)
+                self._over(exchange)
+                exchange.break_off()
+            return
         self._over(exchange)
         exchange.end(b"data: [DONE]\n\n")
 

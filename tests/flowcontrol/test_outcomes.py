@@ -13,6 +13,7 @@ import pytest
 from tests.gateway.world import World, document, prompt, until, world
 from tests.yard.scene import Scene
 from workers.gateway.metrics import GatewayMetrics
+from workers.gateway.metrics_text import render
 from workers.gateway.signals import Caller, standing
 from workers.yard import events
 from workers.yard.config import PartitionConfig
@@ -174,7 +175,7 @@ def test_what_is_left_of_a_removed_band_is_metered_as_itself() -> None:
         bands=[*scene.document["bands"][:2], bulk], objectives=[*scene.document["objectives"][:2], objective]
     )
     scene.arrive("bulk-1", "bulk")
-    text = metered.render(scene.now, scene.yard).decode()
+    text = render(metered, scene.now, scene.yard).decode()
     assert f'{PREFIX}queue_size{{inference_pool="test",priority="-10"}} 3.0' in text
     assert f'{PREFIX}capacity_utilization_requests{{inference_pool="test",priority="-10"}} 0.015' in text
     rows = [row.rsplit(" ", 1)[0] for row in text.splitlines() if not row.startswith("#")]
@@ -182,7 +183,7 @@ def test_what_is_left_of_a_removed_band_is_metered_as_itself() -> None:
     scene.wait(1.1)
     for name in ("low-1", "low-2"):
         metered.recorded(scene.yard, scene.record(name))
-    text = metered.render(scene.now, scene.yard).decode()
+    text = render(metered, scene.now, scene.yard).decode()
     assert (count(text, "EvictedTTL", -10), count(text, "EvictedTTL", 0)) == (2, 0)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.gateway.direct_world import direct_world, events, text_of
 from tests.gateway.world import KEY, until
+from workers.gateway import direct_upstream
 
 VLLM_PAIR = {"v1": "prefill", "v2": "decode"}
 TWO = {"v1": "mixed", "v2": "mixed"}
@@ -229,6 +230,25 @@ async def test_an_engine_that_dies_in_its_stream_is_an_error_event_in_ours(tmp_p
         assert told[-1]["error"]["type"] == "server_error"
         assert "[DONE]" not in told
         await world.idle()
+
+
+@pytest.mark.parametrize("fault", ["no end", "late cut"])
+async def test_the_closing_event_ends_the_answer_however_the_engine_ends_it(tmp_path, monkeypatch, fault):
+    """And an engine that does not end its own answer is left a few seconds later."""
+    monkeypatch.setattr(direct_upstream, "ENDING_S", 1.0)
+    async with direct_world(tmp_path) as world:
+        world.engines["v1"].fault = fault
+        async with asyncio.timeout(0.9):
+            told = events(await (await world.post(world.chat(stream=True))).read())
+        assert told[-1] == "[DONE]"
+        assert not any("error" in event for event in told[:-1])
+        counters = world.serving.yard.outcomes.counters
+        assert (counters.completed, counters.failed) == (1, 0)
+        await until(lambda: world.engines["v1"].open == 0, 2.0)
+        await world.idle()
+        assert not world.upstream.ending
+        world.engines["v1"].fault = ""
+        assert text_of(await (await world.post(world.chat(stream=True))).read()) == "abc"
 
 
 async def test_a_decode_server_that_fails_before_its_first_token_is_tried_elsewhere(tmp_path):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvloop
 
+from workers.collecting import collect_seldom
 from workers.gateway.gateway import Gateway
 from workers.gateway.http_api import build_front
 from workers.logs import configure_logging
@@ -33,6 +34,7 @@ async def _run(arguments: argparse.Namespace, token: str, redis_url: str) -> Non
     await gateway.start()
     front = build_front(gateway)
     await front.listen(arguments.host, arguments.port)
+    collect_seldom()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

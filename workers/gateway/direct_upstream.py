@@ -26,6 +26,7 @@ from workers.yard import commands, events
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 PROGRESS_EVERY_S = 0.5
 REFUSAL_GRACE_S = 0.01
+ENDING_S = 5.0
 OURS = frozenset((401, 403))  # the gateway's own key was refused: not the client's fault
 RETRYABLE = frozenset((408, 425, 429, 499))
 logger = structlog.get_logger("switchyard.gateway")
@@ -41,6 +42,7 @@ class DirectUpstream:
         self.feed = feed
         self.loop = asyncio.get_running_loop()
         self.relays: dict[str, Relay] = {}
+        self.ending: dict[Call, float] = {}  # what they carried is over; till when the engine may take to end them
         self._nodes = nodes
         self._sweeper = self.loop.call_later(PROGRESS_EVERY_S, self._sweep)
 
@@ -49,6 +51,8 @@ class DirectUpstream:
         self._sweeper.cancel()
         for relay in list(self.relays.values()):
             relay.abort()
+        for call in self.ending:
+            call.abort()
         await self.client.close()
 
     # ---- commands ---------------------------------------------------------------------------------------------------
@@ -147,8 +151,12 @@ class DirectUpstream:
             relay.room = None
 
     def _sweep(self) -> None:
-        """Tells the yard how far the streams are: often enough to count, not once a token."""
+        """Tells the yard how far the streams are: often enough to count, not once a token. Closes what does not end."""
         self._sweeper = self.loop.call_later(PROGRESS_EVERY_S, self._sweep)
+        now = self.loop.time()
+        for call in [call for call, deadline in self.ending.items() if deadline <= now]:
+            del self.ending[call]
+            call.abort()
         for relay in list(self.relays.values()):
             new = relay.output_tokens - relay.reported_tokens
             if new > 0 and relay.begun and not relay.over:
@@ -262,6 +270,7 @@ class RoomLeg(Leg):
 
     def answered(self, body: bytes) -> None:
         self.not_refused()
+        self.relay.prefill = None
         self.upstream.left_room(self.relay)
 
     def broken(self, reason: str, message: str, retryable: bool) -> None:
@@ -291,6 +300,8 @@ class AnswerLeg(Leg):
             super().data(call, data)
             return
         relay = self.relay
+        if relay.over:
+            return  # what follows the closing event is nobody's
         try:
             first = relay.write(data)
         except EventTooLong as error:
@@ -299,17 +310,22 @@ class AnswerLeg(Leg):
             return
         if first:
             self._first_token()
-            if relay.exchange.blocked:
-                call.pause(True)
+        if relay.over:
+            call.pause(False)
+            self.upstream.ending[call] = self.upstream.loop.time() + ENDING_S
+            self._done()
+        elif first and relay.exchange.blocked:
+            call.pause(True)
 
     def end(self, call: Call) -> None:
         if not self.streams:
             super().end(call)
-        elif self.relay.begun and self.relay.events.done:
-            self._done()
-            self.relay.finish_stream()
-        else:
+        elif self.upstream.ending.pop(call, None) is None:
             self.broken("stream-broken", f"The stream of {self.node.name} ended before the answer did.", True)
+
+    def failed(self, call: Call, error: CallError) -> None:
+        if self.upstream.ending.pop(call, None) is None:
+            super().failed(call, error)
 
     def answered(self, body: bytes) -> None:
         try:

@@ -98,8 +98,8 @@ class YardDriver:
         upstream = self._upstream
         assert upstream is not None
         if isinstance(command, commands.StartPrefill):
-            self._metrics.dispatched(self.yard, command)
             upstream.start_prefill(command)
+            self._metrics.dispatched(self.yard, command)
         elif isinstance(command, commands.StartDecode):
             upstream.start_decode(command)
         elif isinstance(command, commands.AbortOnNode):

@@ -22,6 +22,7 @@ from workers.gateway.direct_front import Kind, count_tokens
 from workers.gateway.errors import ApiError, bad_field
 from workers.gateway.gateway import Gateway
 from workers.gateway.logprobs import TokenChoice
+from workers.gateway.metrics_text import render
 from workers.gateway.serving import Serving
 from workers.gateway.session import Ended, Session, Text
 from workers.gateway.signals import Caller, authenticate, branch_key, branch_signal, standing
@@ -349,5 +350,5 @@ async def _health(gateway: Gateway, request: Request) -> Response:
 
 
 async def _metrics(request: Request, serving: Serving) -> Response:
-    text = serving.metrics.render(serving.clock(), serving.yard)
+    text = render(serving.metrics, serving.clock(), serving.yard)
     return Response(text, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})

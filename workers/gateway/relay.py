@@ -71,23 +71,26 @@ class Relay:
     # ---- towards the client -----------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> bool:
-        """Passes on a piece of the engine's stream; True with the first one that reaches the client."""
+        """Passes on a piece of the engine's stream; True with the first one that reaches the client.
+
+        The closing event ends the answer at once, in the same write: the engine's own end of it brings nothing more.
+        """
         passed = self.events.push(data)
-        if self.translator is not None:
-            passed = b"".join(self.translator.push(document) for document in documents(passed))
+        translator = self.translator
+        if translator is not None:
+            passed = b"".join([translator.push(document) for document in documents(passed)])
         first = not self.begun
         if first:
             self.begun = True
             self.exchange.start(200, self.head_lines + STREAM_HEADERS)
-            if self.translator is not None:
-                passed = self.translator.head() + passed
-        self.exchange.write(passed)
+            if translator is not None:
+                passed = translator.head() + passed
+        if self.events.done and not self.over:
+            self.over = True
+            self.exchange.end(passed if translator is None else passed + translator.end())
+        else:
+            self.exchange.write(passed)
         return first
-
-    def finish_stream(self) -> None:
-        """The engine's stream is at its end."""
-        self.over = True
-        self.exchange.end(self.translator.end() if self.translator is not None else b"")
 
     def finish_whole(self, body: bytes, document: Mapping[str, Any]) -> None:
         """The engine's answer that is not streamed."""

@@ -112,14 +112,16 @@ class Exchange:
         """Closes the connection in the middle of the answer, so that the client cannot take it for a whole one."""
         if not self.gone and not self.ended:
             self.ended = True
+            self.on_gone = self.on_blocked = None
             self._connection.abort()
 
     def left(self) -> None:
         """The connection is lost. Called by the connection."""
         if not self.ended and not self.gone:
             self.gone = True
-            if self.on_gone is not None:
-                self.on_gone()
+            on_gone, self.on_gone, self.on_blocked = self.on_gone, None, None
+            if on_gone is not None:
+                on_gone()
 
     def _connection_line(self) -> bytes:
         if not self.keep_alive:
@@ -128,5 +130,6 @@ class Exchange:
 
     def _finish(self, last: bytes) -> None:
         self.ended = True
+        self.on_gone = self.on_blocked = None  # they know the request, which knows this exchange
         self._connection.write(last)
         self._connection.answered(self)
