@@ -246,7 +246,7 @@ async def test_the_closing_event_ends_the_answer_however_the_engine_ends_it(tmp_
         assert (counters.completed, counters.failed) == (1, 0)
         await until(lambda: world.engines["v1"].open == 0, 2.0)
         await world.idle()
-        assert not world.upstream.ending
+        await until(lambda: not world.upstream.ending, 2.0)
         world.engines["v1"].fault = ""
         assert text_of(await (await world.post(world.chat(stream=True))).read()) == "abc"
 
