@@ -80,13 +80,16 @@ class YardDriver:
         now = self.clock()
         began = time.perf_counter()
         answer = self.yard.handle(now, event)
-        if any(type(command) is commands.StartPrefill for command in answer):
-            self._metrics.cycled(self.yard, time.perf_counter() - began)
+        took_s = time.perf_counter() - began
+        dispatched = False
         for command in answer:
+            dispatched = dispatched or isinstance(command, commands.StartPrefill)
             try:
                 self._carry_out(command)
             except Exception:  # the commands after it hold other requests' places
                 logger.exception("a command failed", command=type(command).__name__)
+        if dispatched:
+            self._metrics.cycled(self.yard, took_s)
         self._arm_soon()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import uuid
 from array import array
 from collections.abc import Container
 
@@ -43,7 +42,7 @@ class Serving:
         self.config = config
         self.codec = codec
         self.clock = Clock()
-        self.process_id = uuid.uuid4().hex
+        self.process_id = secrets.token_hex(16)
         self.metrics = GatewayMetrics()
         self.sessions: dict[str, Session] = {}
         self.nodes: dict[str, NodeClient] = {}
@@ -120,7 +119,7 @@ class Serving:
 
     def own_id(self, wanted: str) -> str:
         """The client's request id, unless a request of that id is still here."""
-        return uuid.uuid4().hex if wanted in self.yard.requests or wanted in self._living else wanted
+        return secrets.token_hex(16) if wanted in self.yard.requests or wanted in self._living else wanted
 
     def enqueue(
         self,

@@ -23,6 +23,10 @@ PARENT_HEADERS = ("x-switchyard-parent", "x-dynamo-parent-session-id", "x-parent
 AGENT_HEADER, PARENT_AGENT_HEADER = "x-claude-code-agent-id", "x-claude-code-parent-agent-id"
 END_HEADERS = ("x-switchyard-branch-end", "x-dynamo-session-final")
 RELATIONS: Mapping[str, Relation] = {"fork": "fork", "subagent": "subagent"}
+LLMD_HEADERS = {
+    name: (f"x-llm-d-{name}", f"x-gateway-{name}")
+    for name in ("inference-objective", "inference-fairness-id", "inference-ttl", "slo-ttft-ms")
+}
 MAX_NAME_LENGTH = 200
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0}
@@ -150,8 +154,9 @@ def branch_key(caller: Caller, branch: str) -> str:
 
 def _llmd(headers: Mapping[str, str], name: str) -> str | None:
     """A header under its `x-llm-d-` name or its `x-gateway-` alias."""
-    value = headers.get(f"x-llm-d-{name}") or headers.get(f"x-gateway-{name}")
-    return _named(f"x-llm-d-{name}", value)
+    own, alias = LLMD_HEADERS[name]
+    value = headers.get(own) or headers.get(alias)
+    return _named(own, value) if value else None
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
@@ -163,7 +168,9 @@ def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _named(header: str, value: str | None) -> str | None:
-    value = (value or "").strip()
+    if not value:
+        return None
+    value = value.strip()
     if len(value) > MAX_NAME_LENGTH:
         raise _bad_header(header, f"it must be at most {MAX_NAME_LENGTH} characters long")
     if not value.isprintable():  # also what is not UTF-8: it could be neither stored nor shown

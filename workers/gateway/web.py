@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,7 +60,7 @@ class Request:
         self.headers = header_view(exchange.headers)
         self.match_info: dict[str, str] = {}
         given = self.headers.get("x-request-id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.request_id = given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         self._writable: asyncio.Event | None = None
 
     @property
