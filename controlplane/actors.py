@@ -16,7 +16,8 @@ class Actor:
     """A person, an API key, the planner or the system itself.
 
     `roles` holds names of `controlplane.permissions.Role`; `tenants` the names of the tenants a tenant user belongs to;
-    `request_id` leads from the audit trail back to the HTTP request (empty outside of one).
+    `request_id` leads from the audit trail back to the HTTP request (empty outside of one). Of a key, `user` is the person
+    it belongs to (None: a service's), and `known_to` names who issued it and so has seen its text.
     """
 
     kind: ActorKind
@@ -25,9 +26,22 @@ class Actor:
     roles: frozenset[str] = frozenset()
     tenants: frozenset[str] = frozenset()
     request_id: str = ""
+    known_to: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return self.name if self.kind == "person" else f"{self.kind}:{self.name}"
+
+    @property
+    def voice(self) -> str:
+        """The name of the person whose vote this actor's vote is; empty for the planner, the system and a service's key."""
+        if self.kind == "person":
+            return self.name
+        return self.user.get_username() if self.kind == "key" and self.user is not None else ""
+
+    @property
+    def people(self) -> frozenset[str]:
+        """Names of everyone who can have acted here: a key speaks for its owner, but who issued it knows its text too."""
+        return self.known_to | ({self.voice} if self.voice else set())
 
     def during(self, request_id: str) -> Actor:
         """The same actor, acting within one HTTP request."""

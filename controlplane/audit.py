@@ -49,5 +49,7 @@ def change(actor: Actor, reason: str, *, role: str | None = None, needs_reason: 
     if not storable(reason):
         raise InvalidField("reason", "expected text without NUL characters")
     context = {"actor": actor.name, "actor_kind": actor.kind, "reason": reason, "request_id": actor.request_id}
+    if actor.kind == "key":
+        context["person"] = actor.voice
     with pghistory.context(**context), transaction.atomic():
         yield

@@ -33,7 +33,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the trail. `cause` is shared by everything that one action changed; `request_id` is the HTTP request's."""
+    """One row of the trail. `cause` is shared by everything that one action changed; `request_id` is the HTTP request's.
+
+    `person` is whose key acted, empty where a person did, or nobody's key.
+    """
 
     table: str
     kind: str
@@ -43,6 +46,7 @@ class Entry:
     number: int
     actor: str
     actor_kind: str
+    person: str
     reason: str
     request_id: str
     cause: str
@@ -109,7 +113,8 @@ def _narrowed(model: type[Model], partition: Partition | None, narrow: Narrow) -
     if partition is not None and "proposal" in names:
         rows = rows.filter(proposal__partition=partition)
     if narrow.actor:
-        rows = rows.filter(pgh_context__metadata__actor=narrow.actor)
+        by_key = Q(pgh_context__metadata__person=narrow.actor)
+        rows = rows.filter(Q(pgh_context__metadata__actor=narrow.actor) | by_key)
     if narrow.request_id:
         rows = rows.filter(pgh_context__metadata__request_id=narrow.request_id)
     if narrow.cause:
@@ -169,6 +174,7 @@ def _entry(table: str, row: Any, before: Any | None) -> Entry:
         number=row.pgh_id,
         actor=str(metadata.get("actor") or metadata.get("user") or "the database"),
         actor_kind=str(metadata.get("actor_kind") or ""),
+        person=str(metadata.get("person") or ""),
         reason=str(metadata.get("reason") or ""),
         request_id=str(metadata.get("request_id") or ""),
         cause=str(row.pgh_context_id or ""),

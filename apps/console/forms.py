@@ -367,7 +367,13 @@ class KeyForm(ServiceForm):
         required=False, label="Trusted", help_text="May set fairness id, objective and deadlines."
     )
     days = forms.ChoiceField(choices=KEY_LIVES, initial="90", required=False, label="Valid for")
-    field_order = ["name", "role", "days", "trusted", "objectives", "reason"]
+    owner = forms.CharField(
+        required=False,
+        max_length=150,
+        label="Whose",
+        help_text="The user who acts through it. Empty: a service, without a vote.",
+    )
+    field_order = ["name", "role", "owner", "days", "trusted", "objectives", "reason"]
     conflict_fields = {"already-exists": "name", "expires_at": "days"}
 
     def __init__(self, objectives: Sequence[str], data: Any = None, **kwargs: Any) -> None:

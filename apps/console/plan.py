@@ -320,13 +320,19 @@ def _proposal(proposal: Json) -> dict[str, Any]:
         "gain": "" if gain is None else f"{_signed(gain)} ± {error or 0:.3f} req/s",
         "threshold": "" if threshold is None else f"{_signed(threshold)} req/s",
         "reason": proposal["reason"],
-        "by": proposal["proposed_by"],
+        "by": _by(proposal),
         "at": _unix(proposal["created_at"]),
         "expires": _unix(proposal["expires_at"]),
         "needs": formats.plural(proposal["approvals_required"], "approval"),
         "votes": [{**vote, "at": _unix(vote["at"])} for vote in proposal["votes"]],
         "dry_run": dry_run(proposal["dry_run"]) if proposal.get("dry_run") else None,
     }
+
+
+def _by(proposal: Mapping[str, Any]) -> str:
+    """Who proposed it; of a key also whose it is."""
+    by, person = str(proposal["proposed_by"]), proposal.get("proposer")
+    return f"{person} ({by})" if person and person != by else by
 
 
 def _node_by_node(was: Mapping[str, str], will: Mapping[str, str]) -> list[dict[str, Any]]:

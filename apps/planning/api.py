@@ -101,7 +101,10 @@ class ForcedOut(NamesOut):
 
 
 class VoteOut(Schema):
+    """`actor` is who acted, a person or a key; `person` whose vote it is."""
+
     actor: str
+    person: str
     choice: VoteChoice
     reason: str
     at: datetime
@@ -134,6 +137,7 @@ class ProposalOut(Schema):
     threshold: float | None
     reason: str
     proposed_by: str
+    proposer: str | None = Field(description="the person behind it; null: the planner, or a service's key")
     created_at: datetime
     expires_at: datetime
     closed_at: datetime | None
@@ -447,7 +451,7 @@ def propose_split(request: HttpRequest, partition: str, payload: ProposalIn) -> 
 
 @router.post("/split/{partition}/proposals/{number}/approve", response=ProposalOut)
 def approve_proposal(request: HttpRequest, partition: str, number: int, payload: Reason) -> Any:
-    """With enough approvals the switch is ordered. 409 when it is stale, closed, or voted on already."""
+    """With enough approvals the switch is ordered. 409 when it is stale, closed, or voted on already; 403 for a service's key."""
     actor = require(request, "operator")
     proposal = selectors.proposal_numbered(number, partition_named(partition))
     return selectors.proposal_document(services.approve(proposal, actor, payload.reason))

@@ -146,6 +146,8 @@ class Proposal(models.Model):
     threshold = models.FloatField(null=True)
     reason = models.CharField(max_length=500)
     proposed_by = models.CharField(max_length=160)
+    proposer = models.CharField(max_length=150, blank=True, help_text="the person behind a key's proposal")
+    people = models.JSONField(default=list, help_text="names of everyone who can have made it")
     evidence = models.JSONField(default=dict)
     policy = models.JSONField(default=dict)
     created_at = models.DateTimeField(default=timezone.now)
@@ -167,10 +169,15 @@ class Proposal(models.Model):
 
 @audited()
 class Vote(models.Model):
-    """One person's word on a proposal; each has one."""
+    """One person's word on a proposal; each has one, through whatever key.
+
+    `actor` is who acted (a person or a key), `person` whose vote that is; `people` have acted or know the key.
+    """
 
     proposal = models.ForeignKey(Proposal, on_delete=models.CASCADE, related_name="votes")
     actor = models.CharField(max_length=160)
+    person = models.CharField(max_length=150, blank=True)
+    people = models.JSONField(default=list)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
     choice = models.CharField(max_length=16, choices=VoteChoice.choices)
     reason = models.CharField(max_length=500, blank=True)
@@ -178,7 +185,7 @@ class Vote(models.Model):
 
     class Meta:
         ordering = ["at"]
-        constraints = [models.UniqueConstraint(fields=["proposal", "actor"], name="one_vote_per_person")]
+        constraints = [models.UniqueConstraint(fields=["proposal", "person"], name="one_vote_per_person")]
 
     def __str__(self) -> str:
         return f"{self.actor}: {self.choice}"

@@ -241,13 +241,14 @@ def proposal_document(proposal: Proposal) -> dict[str, Any]:
         "threshold": proposal.threshold,
         "reason": proposal.reason,
         "proposed_by": proposal.proposed_by,
+        "proposer": proposal.proposer or None,
         "created_at": proposal.created_at,
         "expires_at": proposal.expires_at,
         "closed_at": proposal.closed_at,
         "closed_reason": proposal.closed_reason,
         "approvals_required": proposal.policy.get("approvals_required", 1),
         "votes": [
-            {"actor": vote.actor, "choice": vote.choice, "reason": vote.reason, "at": vote.at}
+            {"actor": vote.actor, "person": vote.person, "choice": vote.choice, "reason": vote.reason, "at": vote.at}
             for vote in proposal.votes.all()
         ],
         "dry_run": next((dry_run_document(run) for run in proposal.dry_runs.all()), None),

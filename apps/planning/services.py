@@ -148,6 +148,8 @@ def propose(
             from_decode=now["decode"],
             reason=reason,
             proposed_by=str(actor),
+            proposer=actor.voice,
+            people=sorted(actor.people),
             policy=_plain_policy(policy_of(partition)),
             expires_at=expires_at,
         )
@@ -157,18 +159,18 @@ def propose(
 
 
 def approve(proposal: Proposal, actor: Actor, reason: str = "") -> Proposal:
-    """Vote for a proposal; with enough votes the switch is ordered. Operator.
+    """Vote for a proposal; with enough votes the switch is ordered. Operator; a vote is a person's, through whatever key.
 
     Raises Conflict when it is no longer open, has become stale (the split is another one), a force says otherwise, the
-    actor has voted, or a switch is under way; Forbidden for one's own proposal unless the policy allows it.
+    person has voted, or a switch is under way; Forbidden for one's own proposal unless the policy allows it, and for a
+    key that is nobody's.
     """
     stale = None
     with change(actor, reason, role="operator"):
         records.locked(proposal.partition)
         row = records.locked(proposal)
         _check_open(row)
-        if row.proposed_by == str(actor) and not row.policy.get("self_approval", False):
-            raise _OwnProposal(actor)
+        _check_vote(row, actor, VoteChoice.APPROVE)
         stale = _split_has_moved(row)
         if stale:
             close(row, ProposalState.STALE, stale)
@@ -191,14 +193,17 @@ def reject(proposal: Proposal, actor: Actor, reason: str) -> Proposal:
         records.locked(proposal.partition)
         row = records.locked(proposal)
         _check_open(row)
+        _check_vote(row, actor, VoteChoice.REJECT)
         _vote(row, actor, VoteChoice.REJECT, reason)
         close(row, ProposalState.REJECTED, f"rejected by {actor}: {reason}")
     return row
 
 
-class _OwnProposal(Forbidden):
-    def __init__(self, actor: Actor) -> None:
-        Exception.__init__(self, f"{actor.name} made this proposal; another person must approve it")
+class NoVote(Forbidden):
+    """Who asks has the role, but no vote on this proposal."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
 
 
 def close(proposal: Proposal, state: ProposalState, reason: str) -> None:
@@ -231,10 +236,39 @@ def _check_not_forced(proposal: Proposal) -> None:
         raise Conflict(f"{', '.join(against)} is forced to another phase; clear that first", "forced")
 
 
+def _check_vote(proposal: Proposal, actor: Actor, choice: VoteChoice) -> None:
+    """A vote is a person's. Through a key it is its owner's, and nobody who knows the key's text may thereby vote twice,
+    or approve what they proposed themselves. Raises NoVote or Conflict.
+    """
+    if not actor.voice:
+        whose = f"{actor} belongs to no person" if actor.kind == "key" else f"{actor} is no person"
+        raise NoVote(f"{whose} and has no vote; vote logged in, or with a key that has an owner")
+    own = sorted(actor.people & set(proposal.people))
+    if own and choice is VoteChoice.APPROVE and not proposal.policy.get("self_approval", False):
+        raise NoVote(f"{_known(own[0], actor)} made this proposal; another person must approve it")
+    for vote in proposal.votes.all():
+        again = sorted(actor.people & set(vote.people))
+        if again:
+            raise Conflict(f"{_known(again[0], actor)} has voted on proposal {proposal.pk} already", "already-voted")
+
+
+def _known(person: str, actor: Actor) -> str:
+    """The person, and how they come to be counted where they are not plainly who acts."""
+    if actor.kind == "person":
+        return person
+    return f"{person}, whose key {actor.name} is," if person == actor.voice else f"{person}, who issued {actor.name},"
+
+
 def _vote(proposal: Proposal, actor: Actor, choice: VoteChoice, reason: str) -> None:
-    if proposal.votes.filter(actor=str(actor)).exists():
-        raise Conflict(f"{actor} has voted on proposal {proposal.pk} already", "already-voted")
-    Vote.objects.create(proposal=proposal, actor=str(actor), user=actor.user, choice=choice, reason=reason)
+    Vote.objects.create(
+        proposal=proposal,
+        actor=str(actor),
+        person=actor.voice,
+        people=sorted(actor.people),
+        user=actor.user,
+        choice=choice,
+        reason=reason,
+    )
 
 
 # -- force -----------------------------------------------------------------------------------------------------------

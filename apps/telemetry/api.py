@@ -194,7 +194,7 @@ class AuditChangeOut(Schema):
 
 
 class AuditOut(Schema):
-    """`cause` is shared by everything that one action changed."""
+    """`cause` is shared by everything that one action changed; `person` is whose key acted, empty for nobody's."""
 
     table: str
     subject: str
@@ -202,6 +202,7 @@ class AuditOut(Schema):
     at: datetime
     actor: str
     actor_kind: str
+    person: str
     reason: str
     request_id: str
     cause: str

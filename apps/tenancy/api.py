@@ -23,8 +23,11 @@ router = Router(tags=["tenancy"])
 
 
 class WhoOut(Schema):
+    """`person` is whose vote a vote of this caller is; null: nobody's."""
+
     kind: str
     name: str
+    person: str | None
     roles: list[str]
     tenants: list[str]
 
@@ -63,6 +66,8 @@ class KeyOut(Schema):
     role: KeyRole
     trusted: bool
     objectives: list[str]
+    owner: str | None = Field(description="the person who acts through it; null: a service")
+    known_to: list[str] = Field(description="people who issued it, and so know its text")
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
@@ -71,6 +76,10 @@ class KeyOut(Schema):
     @staticmethod
     def resolve_tenant(key: Any) -> str:
         return str(key.tenant)
+
+    @staticmethod
+    def resolve_owner(key: Any) -> str | None:
+        return key.owner.get_username() if key.owner is not None else None
 
 
 class IssuedKeyOut(Schema):
@@ -86,13 +95,22 @@ class KeyIn(Reason):
     trusted: bool = False
     objectives: list[str] = ["*"]
     expires_at: AwareDatetime | None = None
+    owner: str | None = Field(
+        None, description="name of the person who acts through it; none: a service, without a vote"
+    )
 
 
 @router.get("/me", response=WhoOut)
 def who_am_i(request: HttpRequest) -> Any:
     """Who this call is made as, and what that may do."""
     actor = actor_of(request)
-    return {"kind": actor.kind, "name": actor.name, "roles": sorted(actor.roles), "tenants": sorted(actor.tenants)}
+    return {
+        "kind": actor.kind,
+        "name": actor.name,
+        "person": actor.voice or None,
+        "roles": sorted(actor.roles),
+        "tenants": sorted(actor.tenants),
+    }
 
 
 @router.get("/tenants", response=Page[TenantOut])
@@ -145,7 +163,7 @@ def resume_tenant(request: HttpRequest, name: str, payload: Reason) -> Any:
 def list_keys(request: HttpRequest, name: str, query: Query[PageQuery]) -> Any:
     """Revoked keys included; newest first."""
     require_tenant_view(request, name)
-    keys = ApiKey.objects.select_related("tenant").filter(tenant=selectors.tenant_named(name))
+    keys = ApiKey.objects.select_related("tenant", "owner").filter(tenant=selectors.tenant_named(name))
     return page(keys, query, "-id")
 
 
@@ -158,12 +176,21 @@ def issue_key(request: HttpRequest, name: str, payload: KeyIn) -> Any:
 
 @router.post("/keys/{key_id}/rotate", response={201: IssuedKeyOut})
 def rotate_key(request: HttpRequest, key_id: int, payload: Reason) -> Any:
-    actor = require(request, "administrator")
-    issued = services.rotate_key(selectors.key_numbered(key_id), actor, payload.reason)
+    """An administrator's, or, logged in, the key's owner's."""
+    issued = services.rotate_key(_ending(request, key_id), actor_of(request), payload.reason)
     return Status(201, {"key": issued.key, "secret": issued.plain_text})
 
 
 @router.post("/keys/{key_id}/revoke", response=KeyOut)
 def revoke_key(request: HttpRequest, key_id: int, payload: Reason) -> Any:
-    actor = require(request, "administrator")
-    return services.revoke_key(selectors.key_numbered(key_id), actor, payload.reason)
+    """An administrator's, or, logged in, the key's owner's."""
+    return services.revoke_key(_ending(request, key_id), actor_of(request), payload.reason)
+
+
+def _ending(request: HttpRequest, key_id: int) -> ApiKey:
+    """The key to end, for who may. Raises NotFound, to who may not know of it Forbidden."""
+    actor = actor_of(request)
+    own = ApiKey.objects.filter(pk=key_id, owner=actor.user).first() if actor.user is not None else None
+    if own is None:
+        require(actor, "administrator")
+    return own or selectors.key_numbered(key_id)

@@ -33,7 +33,10 @@ class Tenant(models.Model):
 
 @audited("sha256", "last_used_at")
 class ApiKey(models.Model):
-    """A bearer key. Only its SHA-256 is kept; `prefix` is the part shown in lists."""
+    """A bearer key. Only its SHA-256 is kept; `prefix` is the part shown in lists.
+
+    `owner` is the person whose key it is (null: a service's); `known_to` names the people who issued it, and so know it.
+    """
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="keys")
     name = models.CharField(max_length=63)
@@ -42,6 +45,10 @@ class ApiKey(models.Model):
     role = models.CharField(max_length=16, choices=KeyRole.choices, blank=True, default=KeyRole.INFERENCE)
     trusted = models.BooleanField(default=False)
     objectives = models.JSONField(default=list)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="api_keys"
+    )
+    known_to = models.JSONField(default=list, blank=True)
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)

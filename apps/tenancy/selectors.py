@@ -46,8 +46,19 @@ def _live() -> Q:
 
 
 def live_key(plain_text: str) -> ApiKey | None:
-    """The key with this text, None when there is none or it is revoked or expired."""
-    return ApiKey.objects.select_related("tenant").filter(_live(), sha256=digest(plain_text)).first()
+    """The key with this text; None when there is none, it is revoked or expired, or its owner may not log in any more."""
+    owned = Q(owner=None) | Q(owner__is_active=True)
+    keys = ApiKey.objects.select_related("tenant", "owner").filter(_live(), owned, sha256=digest(plain_text))
+    return keys.first()
+
+
+def key_actor(key: ApiKey) -> Actor:
+    """Who acts through a key: with the key's role, but with no more than its owner has by now."""
+    roles = frozenset({key.role})
+    if key.owner is not None:
+        owner = Actor.person(key.owner)
+        roles = roles if has_role(owner, key.role) else owner.roles - {"tenant"}
+    return Actor("key", str(key), key.owner, roles, frozenset({key.tenant.name}), known_to=frozenset(key.known_to))
 
 
 def tenants_section(partition: Partition) -> list[dict[str, Any]]:

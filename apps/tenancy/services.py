@@ -21,7 +21,7 @@ from controlplane import records
 from controlplane.actors import Actor
 from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField
-from controlplane.permissions import Role
+from controlplane.permissions import Role, has_role
 from controlplane.validators import check_future
 
 KEY_PREFIX = "sy_"
@@ -100,30 +100,59 @@ def issue_key(
     trusted: bool = False,
     objectives: Sequence[str] = ("*",),
     expires_at: datetime | None = None,
+    owner: str | None = None,
 ) -> IssuedKey:
-    """A new key. `trusted` keys may set fairness id and objective headers; `role` opens the control plane to it."""
+    """A new key. `trusted` keys may set fairness id and objective headers; `role` opens the control plane to it.
+
+    `owner` is the name of the person who acts through it, and must hold the role; without one it is a service's.
+    """
     with change(actor, reason, role="administrator"):
         _check_key_objectives(objectives)
         check_future("expires_at", expires_at)
-        plain_text = KEY_PREFIX + secrets.token_urlsafe(32)
         key = ApiKey(
             tenant=tenant,
             name=name,
-            prefix=plain_text[:SHOWN_PREFIX_CHARS],
-            sha256=digest(plain_text),
             role=role,
             trusted=trusted,
             objectives=list(objectives),
             expires_at=expires_at,
+            owner=_owner_named(owner, role) if owner else None,
         )
-        _save_new_key(key)
-        publish_all(actor, reason or f"key {key} issued")
+        return _issue(key, actor, reason)
+
+
+def _issue(key: ApiKey, actor: Actor, reason: str) -> IssuedKey:
+    """Give a new key its text, which whoever acts comes to know."""
+    plain_text = KEY_PREFIX + secrets.token_urlsafe(32)
+    key.prefix, key.sha256 = plain_text[:SHOWN_PREFIX_CHARS], digest(plain_text)
+    key.known_to = sorted(actor.people)
+    _save_new_key(key)
+    publish_all(actor, reason or f"key {key} issued")
     return IssuedKey(key, plain_text)
 
 
+def _owner_named(name: str, role: str) -> User:
+    """Raises InvalidField for somebody who does not exist, may not log in, or has less than the key's role."""
+    user = User.objects.filter(username=name, is_active=True).first()
+    if user is None:
+        raise InvalidField("owner", f"{name[:80]!r} is not a user who may log in; leave it out for a service's key")
+    if role and not has_role(Actor.person(user), role):
+        raise InvalidField("owner", f"{name} does not have the role {role}, so no key of theirs can")
+    return user
+
+
+def _role_to_end(key: ApiKey, actor: Actor) -> str | None:
+    """Administrators end keys; a person, logged in, also the own ones."""
+    own = actor.kind == "person" and actor.user is not None and key.owner_id == actor.user.pk
+    return None if own else "administrator"
+
+
 def revoke_key(key: ApiKey, actor: Actor, reason: str = "") -> ApiKey:
-    """Refused everywhere as soon as the gateways have the new configuration. Revoking twice changes nothing."""
-    with change(actor, reason, role="administrator"):
+    """Refused everywhere as soon as the gateways have the new configuration. Revoking twice changes nothing.
+
+    Administrator, or the key's owner.
+    """
+    with change(actor, reason, role=_role_to_end(key, actor)):
         row = records.locked(key)
         if row.revoked_at is None:
             row.revoked_at = timezone.now()
@@ -133,23 +162,18 @@ def revoke_key(key: ApiKey, actor: Actor, reason: str = "") -> ApiKey:
 
 
 def rotate_key(key: ApiKey, actor: Actor, reason: str = "") -> IssuedKey:
-    """A new key with the rights of `key`, which is revoked in the same transaction. Raises Conflict for a revoked one."""
-    with change(actor, reason, role="administrator"):
+    """A new key with the rights of `key`, which is revoked in the same transaction. Raises Conflict for a revoked one.
+
+    Administrator, or the key's owner: one that its owner rotates is known to nobody else.
+    """
+    with change(actor, reason, role=_role_to_end(key, actor)):
         old = records.locked(key)
         if not old.is_live():
             raise Conflict(f"key {old} is revoked or expired; issue a new one", "key-not-live")
         reason = reason or f"key {old} rotated"
         revoke_key(old, actor, reason)
-        return issue_key(
-            old.tenant,
-            old.name,
-            actor,
-            reason,
-            role=old.role,
-            trusted=old.trusted,
-            objectives=old.objectives,
-            expires_at=old.expires_at,
-        )
+        kept = ("tenant", "name", "role", "trusted", "objectives", "expires_at", "owner")
+        return _issue(ApiKey(**{name: getattr(old, name) for name in kept}), actor, reason)
 
 
 def touch_key(key: ApiKey) -> None:

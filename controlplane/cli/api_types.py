@@ -52,6 +52,7 @@ class AuditOut(TypedDict):
     cause: str
     changes: list[AuditChangeOut]
     done: str
+    person: str
     reason: str
     request_id: str
     subject: str
@@ -350,6 +351,7 @@ class KeyIn(TypedDict):
     expires_at: NotRequired[str | None]
     name: str
     objectives: NotRequired[list[str]]
+    owner: NotRequired[str | None]
     reason: NotRequired[str]
     role: NotRequired[KeyRole]
     trusted: NotRequired[bool]
@@ -358,9 +360,11 @@ class KeyOut(TypedDict):
     created_at: str
     expires_at: str | None
     id: int
+    known_to: list[str]
     last_used_at: str | None
     name: str
     objectives: list[str]
+    owner: str | None
     prefix: str
     revoked_at: str | None
     role: KeyRole
@@ -638,6 +642,7 @@ class ProposalOut(TypedDict):
     id: int
     prefill: list[str]
     proposed_by: str
+    proposer: str | None
     reason: str
     standard_error: float | None
     state: ProposalState
@@ -824,6 +829,7 @@ class VoteOut(TypedDict):
     actor: str
     at: str
     choice: VoteChoice
+    person: str
     reason: str
 
 class WarmUpOut(TypedDict):
@@ -844,6 +850,7 @@ WarmUpState = Literal['running', 'done', 'stopped', 'given-up']
 class WhoOut(TypedDict):
     kind: str
     name: str
+    person: str | None
     roles: list[str]
     tenants: list[str]
 

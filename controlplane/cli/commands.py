@@ -192,17 +192,19 @@ def resume(call: Call) -> Result:
 def keys(call: Call) -> Result:
     found = list(pages(call.api.list_keys, call.args.tenant))
     rows = [
-        (k["id"], k["name"], k["prefix"], k["role"] or "inference", k["objectives"],
+        (k["id"], k["name"], k["prefix"], k["role"] or "inference", k["owner"] or "", k["objectives"],
          "revoked" if k["revoked_at"] else ago(k["expires_at"]) if k["expires_at"] else "never", ago(k["last_used_at"]))
         for k in found
     ]  # fmt: skip
-    return Result(found, table(("key", "name", "begins", "role", "objectives", "expires", "used"), rows))
+    return Result(found, table(("key", "name", "begins", "role", "whose", "objectives", "expires", "used"), rows))
 
 
 def issue_key(call: Call) -> Result:
     body: KeyIn = {"name": call.args.name, "reason": call.reason, "role": cast(KeyRole, call.args.role)}
     if call.args.expires_at:
         body["expires_at"] = call.args.expires_at
+    if call.args.owner:
+        body["owner"] = call.args.owner
     made = call.api.issue_key(call.args.tenant, body)
     return Result(made, _key_text(made))
 

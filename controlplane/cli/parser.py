@@ -126,6 +126,7 @@ TREE: dict[str, Any] = {
             ("issue", "a new key, shown once", commands.issue_key, [
                 _arg("tenant"), NAME, _reason(), _arg("--expires-at", metavar="TIME", help="such as 2027-01-01T00:00:00Z"),
                 _arg("--role", default="", help="viewer, operator or administrator; none: for inference"),
+                _arg("--owner", help="the user who acts through it; none: a service, without a vote"),
             ]),
             ("rotate", "a new text for a key", commands.rotate_key, [NUMBER, _reason()]),
             ("revoke", "end a key", commands.revoke_key, [NUMBER, _reason(), YES]),

@@ -10,7 +10,7 @@ from ninja.security import HttpBearer
 from ninja.security.apikey import APIKeyCookie
 from ninja.utils import check_csrf
 
-from apps.tenancy.selectors import live_key
+from apps.tenancy.selectors import key_actor, live_key
 from apps.tenancy.services import touch_key
 from controlplane.actors import Actor
 from controlplane.permissions import Forbidden, NotAuthenticated, actor_of
@@ -42,14 +42,7 @@ class KeyAuth(HttpBearer):
         touch_key(key)
         if not key.role:
             raise InferenceOnly
-        actor = Actor(
-            "key",
-            str(key),
-            None,
-            frozenset({key.role}),
-            frozenset({key.tenant.name}),
-            getattr(request, "request_id", ""),
-        )
+        actor = key_actor(key).during(getattr(request, "request_id", ""))
         request.actor = actor  # type: ignore[attr-defined]
         return actor
 

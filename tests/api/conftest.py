@@ -25,7 +25,7 @@ from apps.tenancy.models import Tenant
 from apps.topology.configuration import latest
 from apps.topology.models import Partition
 from controlplane.actors import PLANNER, SYSTEM
-from tests.factories import make_partition, make_tenant, make_user
+from tests.factories import actor_with, make_partition, make_tenant, make_user
 
 LIVE = {"v": 1, "partition": "gb300", "t": 7.5, "config_version": 3, "bands": [{"name": "premium", "waiting": 2}]}
 
@@ -53,9 +53,16 @@ def live(redis_client: redis.Redis, partition: Partition) -> dict[str, Any]:
 
 @pytest.fixture
 def key_of(partition: Partition) -> Callable[[str], str]:
-    """The text of a new API key with a role (blank: inference only)."""
+    """The text of a new API key with a role (blank: inference only), of a person who has it too."""
     tenant = Tenant.objects.get(name="acme")
-    return lambda role: tenancy.issue_key(tenant, f"{role or 'plain'}-key", SYSTEM, role=role).plain_text
+
+    def issued(role: str) -> str:
+        name = f"{role or 'plain'}-key"
+        return tenancy.issue_key(
+            tenant, name, SYSTEM, role=role, owner=make_user(f"who-has-{name}", role).username if role else None
+        ).plain_text
+
+    return issued
 
 
 @pytest.fixture
@@ -107,7 +114,7 @@ def _proposal(partition: Partition) -> int:
 
 def _order(partition: Partition) -> int:
     """A switch that is done."""
-    services.approve(services.Proposal.objects.get(pk=_proposal(partition)), SYSTEM)
+    services.approve(services.Proposal.objects.get(pk=_proposal(partition)), actor_with("operator"))
     order, now = SwitchOrder.objects.get(), timezone.now().timestamp()
     for _ in range(3):
         orders.advance(order.pk, now, Tick())

@@ -179,7 +179,13 @@ def test_a_wrong_key_is_not_excused_by_a_session(rest):
 def test_who_am_i_tells_the_role_of_a_key_and_its_tenant(rest, key_of):
     assert rest("get", "/me", key=key_of("operator")) == (
         200,
-        {"kind": "key", "name": "acme/operator-key", "roles": ["operator"], "tenants": ["acme"]},
+        {
+            "kind": "key",
+            "name": "acme/operator-key",
+            "person": "who-has-operator-key",
+            "roles": ["operator"],
+            "tenants": ["acme"],
+        },
     )
 
 

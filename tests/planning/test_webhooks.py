@@ -40,7 +40,7 @@ def propose(partition):
 
 def test_a_proposal_and_the_switch_it_leads_to_are_told(partition):
     proposal = propose(partition)
-    services.approve(proposal, SYSTEM)
+    services.approve(proposal, actor_with("operator"))
     order = SwitchOrder.objects.get()
     assert [data["state"] for data in told("all", "proposal")] == ["open", "approved"]
     assert told("all", "proposal") == told("proposal", "proposal")

@@ -194,6 +194,7 @@ def issue(request: HttpRequest, partition: Partition, name: str) -> HttpResponse
             issued = services.issue_key(
                 found, data["name"], request.actor, form.reason_given, role=data["role"],  # type: ignore[attr-defined]
                 trusted=data["trusted"], objectives=data["objectives"] or ["*"], expires_at=form.until,
+                owner=data["owner"] or None,
             )  # fmt: skip
         except SwitchyardError as error:
             form.refuse(error)
