@@ -10,6 +10,7 @@ from ninja.openapi.schema import OpenAPISchema
 from apps.flowcontrol.api import router as flowcontrol_router
 from apps.planning.api import router as planning_router
 from apps.telemetry.api import router as telemetry_router
+from apps.telemetry.channels_api import router as channels_router
 from apps.tenancy.api import router as tenancy_router
 from apps.topology.api import router as topology_router
 from controlplane.manifests.api import router as manifests_router
@@ -69,5 +70,6 @@ api.add_router("", tenancy_router)
 api.add_router("", topology_router)
 api.add_router("", flowcontrol_router)
 api.add_router("", telemetry_router)
+api.add_router("", channels_router)
 api.add_router("", planning_router)
 api.add_router("", manifests_router)

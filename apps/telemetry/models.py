@@ -208,6 +208,7 @@ class Channel(models.Model):
     name = models.SlugField(max_length=63, unique=True)
     url = models.CharField(max_length=300, validators=[http_url])
     secret = models.CharField(max_length=80)
+    secret_set_at = models.DateTimeField(default=timezone.now, editable=False)
     kinds = models.JSONField(default=list, help_text='kinds such as "alert" or "decision"; ["*"] for all')
     enabled = models.BooleanField(default=True)
     last_status = models.CharField(max_length=200, blank=True)

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from django.db.models import Q, QuerySet
 
-from apps.telemetry.models import RequestRecord
+from apps.telemetry.models import Channel, RequestRecord
 from apps.topology.models import Partition
 from controlplane import redis_client
 from controlplane.errors import NotFound, Unavailable
@@ -73,3 +73,15 @@ def _readable(snapshot: Any) -> bool:
     """Whether it has the members that everybody reads, in their types."""
     types = {"partition": str, "t": int | float, "bands": list, "stages": dict}
     return isinstance(snapshot, dict) and all(isinstance(snapshot.get(name), kind) for name, kind in types.items())
+
+
+def channels() -> QuerySet[Channel]:
+    return Channel.objects.order_by("name")
+
+
+def channel_named(name: str) -> Channel:
+    """Raises NotFound."""
+    found = Channel.objects.filter(name=name).first()
+    if found is None:
+        raise NotFound("channel", name)
+    return found

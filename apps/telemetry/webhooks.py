@@ -32,6 +32,7 @@ KINDS = ("alert", "decision", "proposal", "switch", "config", "test")
 PAUSES_S = (5, 30, 120, 600, 3600)
 TIMEOUT_S = 5.0
 BATCH = 20
+DELIVERED = "delivered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def create_channel(
     with change(actor, reason, role="administrator"):
         if Channel.objects.filter(name=name).exists():
             raise Conflict(f"there is a channel called {name} already", "already-exists")
-        secret = "whsec_" + secrets.token_urlsafe(32)
+        secret = _new_secret()
         channel = Channel(name=name, url=url, secret=secret, kinds=_checked(kinds))
         records.validate(channel)
         channel.save()
@@ -70,14 +71,27 @@ def update_channel(channel: Channel, actor: Actor, reason: str = "", **changes: 
     return row
 
 
+def rotate_secret(channel: Channel, actor: Actor, reason: str = "") -> NewChannel:
+    """A new secret; what is sent from now on is signed with it alone."""
+    with change(actor, reason or f"secret of channel {channel.name} rotated", role="administrator"):
+        row = records.locked(channel)
+        row.secret, row.secret_set_at = _new_secret(), timezone.now()
+        row.save(update_fields=["secret", "secret_set_at"])
+    return NewChannel(row, row.secret)
+
+
+def _new_secret() -> str:
+    return "whsec_" + secrets.token_urlsafe(32)
+
+
 def delete_channel(channel: Channel, actor: Actor, reason: str = "") -> None:
     with change(actor, reason, role="administrator"):
         channel.delete()
 
 
-def test_channel(channel: Channel, actor: Actor) -> str:
-    """Sends one message at once and says how it went."""
-    with change(actor, f"channel {channel.name} tested", role="administrator"):
+def test_channel(channel: Channel, actor: Actor, reason: str = "") -> str:
+    """Sends one message at once and says how it went: `DELIVERED`, or what went wrong."""
+    with change(actor, reason or f"channel {channel.name} tested", role="administrator"):
         body = {"event": "test", "at": time.time(), "data": {"text": f"{actor} tests the channel {channel.name}"}}
         delivery = Delivery.objects.create(channel=channel, event_id=secrets.token_hex(12), kind="test", body=body)
     _send(delivery, timezone.now(), final=True)
@@ -158,6 +172,6 @@ def _send(delivery: Delivery, now: datetime, final: bool = False) -> bool:
     else:
         delivery.delivered_at = now
     delivery.save()
-    channel.last_status, channel.last_at = (said or "delivered")[:200], now
+    channel.last_status, channel.last_at = (said or DELIVERED)[:200], now
     channel.save(update_fields=["last_status", "last_at"])
     return not said

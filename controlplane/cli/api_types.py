@@ -137,6 +137,28 @@ class ChangeOut(TypedDict):
     before: Any
     path: str
 
+class ChannelEdit(TypedDict):
+    enabled: NotRequired[bool | None]
+    kinds: NotRequired[list[str] | None]
+    reason: NotRequired[str]
+    url: NotRequired[str | None]
+
+class ChannelIn(TypedDict):
+    kinds: NotRequired[list[str]]
+    name: str
+    reason: NotRequired[str]
+    url: str
+
+class ChannelOut(TypedDict):
+    created_at: str
+    enabled: bool
+    kinds: list[str]
+    last_at: str | None
+    last_status: str
+    name: str
+    secret_set_at: str
+    url: str
+
 class ClusterOut(TypedDict):
     name: str
     partitions: list[str]
@@ -210,6 +232,17 @@ class DecisionOut(TypedDict):
     window: list[dict[str, Any]]
     window_end: float
     window_start: float
+
+class DeliveryOut(TypedDict):
+    attempts: int
+    created_at: str
+    delivered_at: str | None
+    event_id: str
+    given_up_at: str | None
+    id: int
+    kind: str
+    last_error: str
+    next_try_at: str
 
 Detector = Literal['concurrency', 'utilization', 'predicted-ttft', 'off']
 
@@ -404,6 +437,10 @@ class NamesOut(TypedDict):
     decode: list[str]
     prefill: list[str]
 
+class NewChannelOut(TypedDict):
+    channel: ChannelOut
+    secret: str | None
+
 class NodeEdit(TypedDict):
     decode_limit: NotRequired[int | None]
     direct: NotRequired[DirectIn | None]
@@ -499,6 +536,10 @@ class Page_BandOut_(TypedDict):
     items: list[BandOut]
     next_cursor: NotRequired[str | None]
 
+class Page_ChannelOut_(TypedDict):
+    items: list[ChannelOut]
+    next_cursor: NotRequired[str | None]
+
 class Page_ClusterOut_(TypedDict):
     items: list[ClusterOut]
     next_cursor: NotRequired[str | None]
@@ -509,6 +550,10 @@ class Page_ConfigurationOut_(TypedDict):
 
 class Page_DecisionOut_(TypedDict):
     items: list[DecisionOut]
+    next_cursor: NotRequired[str | None]
+
+class Page_DeliveryOut_(TypedDict):
+    items: list[DeliveryOut]
     next_cursor: NotRequired[str | None]
 
 class Page_DryRunOut_(TypedDict):
@@ -821,6 +866,10 @@ class TenantOut(TypedDict):
     title: str
     weight: float
 
+class TestedOut(TypedDict):
+    delivered: bool
+    status: str
+
 Verdict = Literal['switch', 'hold']
 
 VoteChoice = Literal['approve', 'reject']
@@ -872,6 +921,80 @@ class Api:
     ) -> AppliedOut:
         return self._call(
             'POST', '/api/v1/apply', {}, {}, body
+        )
+
+    def list_channels(
+        self,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page_ChannelOut_:
+        return self._call(
+            'GET', '/api/v1/channels', {}, {'limit': limit, 'cursor': cursor}, None
+        )
+
+    def create_channel(
+        self,
+        body: ChannelIn,
+    ) -> NewChannelOut:
+        return self._call(
+            'POST', '/api/v1/channels', {}, {}, body
+        )
+
+    def delete_channel(
+        self,
+        name: str,
+        *,
+        reason: str | None = None,
+    ) -> None:
+        self._call(
+            'DELETE', '/api/v1/channels/{name}', {'name': name}, {'reason': reason}, None
+        )
+
+    def get_channel(
+        self,
+        name: str,
+    ) -> ChannelOut:
+        return self._call(
+            'GET', '/api/v1/channels/{name}', {'name': name}, {}, None
+        )
+
+    def edit_channel(
+        self,
+        name: str,
+        body: ChannelEdit,
+    ) -> ChannelOut:
+        return self._call(
+            'PATCH', '/api/v1/channels/{name}', {'name': name}, {}, body
+        )
+
+    def list_deliveries(
+        self,
+        name: str,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page_DeliveryOut_:
+        return self._call(
+            'GET', '/api/v1/channels/{name}/deliveries', {'name': name}, {'limit': limit, 'cursor': cursor}, None
+        )
+
+    def rotate_channel_secret(
+        self,
+        name: str,
+        body: Reason,
+    ) -> NewChannelOut:
+        return self._call(
+            'POST', '/api/v1/channels/{name}/rotate', {'name': name}, {}, body
+        )
+
+    def test_channel(
+        self,
+        name: str,
+        body: Reason,
+    ) -> TestedOut:
+        return self._call(
+            'POST', '/api/v1/channels/{name}/test', {'name': name}, {}, body
         )
 
     def list_clusters(

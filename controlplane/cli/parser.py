@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from controlplane.cli import commands, split_commands
+from controlplane.cli import channel_commands, commands, split_commands
 from controlplane.cli.call import Call, Result
 
 Command = Callable[[Call], Result]
@@ -28,6 +28,7 @@ PREFILL = _arg("prefill", help="how many nodes shall prefill, or their names wit
 NUMBER = _arg("number", type=int)
 OPTIONAL_NUMBER = _arg("number", type=int, nargs="?")
 NAME = _arg("name")
+KINDS = _arg("--kinds", metavar="KIND,KIND", help="alert, decision, proposal, switch, config, or * for all")
 FILE = _arg("-f", "--file", action="append", required=True, help="YAML, - for standard input; may be given again")
 POOL = _arg("--pool", default="", help="what the YAML calls the partition, when it has another name there")
 
@@ -155,6 +156,23 @@ TREE: dict[str, Any] = {
             ("list", "newest first", commands.alerts,
              [_arg("--state", choices=["pending", "firing", "resolved"], default=""), _limit(50)]),
             ("ack", "say that you look after one", commands.acknowledge, [NUMBER, _reason(True)]),
+        ],
+    ),
+    "channels": (
+        "webhooks: who is told of alerts, decisions, proposals, switches and versions",
+        [
+            ("list", "channels and how their last message went", channel_commands.listed, []),
+            ("create", "a channel; its secret is shown once", channel_commands.create, [
+                NAME, _arg("address"), KINDS, _reason(),
+            ]),
+            ("set", "change where it sends, or what it is told of", channel_commands.edit,
+             [NAME, _arg("--to", metavar="ADDRESS", help="the new address"), KINDS, _reason()]),
+            ("enable", "told again", channel_commands.enable, [NAME, _reason()]),
+            ("disable", "told of nothing until it is enabled", channel_commands.disable, [NAME, _reason()]),
+            ("test", "send one message now; exit status 1 when it did not arrive", channel_commands.test, [NAME, _reason()]),
+            ("rotate", "a new secret, shown once", channel_commands.rotate, [NAME, _reason(), YES]),
+            ("delete", "a channel with its unsent messages", channel_commands.delete, [NAME, _reason(), YES]),
+            ("deliveries", "its messages, newest first", channel_commands.deliveries, [NAME, _limit(20)]),
         ],
     ),
     "whoami": ("whoami", "as whom you call, and what that may do", commands.whoami, []),

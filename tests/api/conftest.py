@@ -19,6 +19,7 @@ from apps.flowcontrol import services as flowcontrol
 from apps.planning import orders, services
 from apps.planning.domain.phase_machine import StatusReported, Tick
 from apps.planning.models import Decision, DryRun, FittedModel, PlannerPolicy, Slice, SwitchOrder
+from apps.telemetry import webhooks
 from apps.telemetry.models import Alert, RequestRecord
 from apps.tenancy import services as tenancy
 from apps.tenancy.models import Tenant
@@ -101,6 +102,10 @@ def _key(partition: Partition) -> int:
     return tenancy.issue_key(Tenant.objects.get(name="acme"), "spare", SYSTEM).key.pk
 
 
+def _channel(partition: Partition) -> str:
+    return webhooks.create_channel("pager", "http://127.0.0.1:9/", SYSTEM).channel.name
+
+
 def _alert(partition: Partition) -> int:
     return Alert.objects.create(
         partition=partition, rule="node-down", severity="critical", state="firing", summary="gb300-1 does not answer"
@@ -159,8 +164,9 @@ def _dry_run(partition: Partition) -> int:
     return DryRun.objects.create(partition=partition, prefill=["gb300-1"], decode=["gb300-2"], asked_by="robin").pk
 
 
-_MADE = {
+_MADE: dict[str, Callable[[Partition], int | str]] = {
     "key": _key,
+    "channel": _channel,
     "proposal": _proposal,
     "alert": _alert,
     "order": _order,

@@ -242,6 +242,31 @@ OPERATIONS = [
         WHY,
         unknown=(f"{GATEWAY}/alerts/999999/acknowledge", "/partitions/nowhere/alerts/1/acknowledge"),
     ),
+    # channels
+    _read("list_channels", "/channels"),
+    Operation(
+        "create_channel", "post", "/channels", "administrator", {"name": "mail", "url": "http://127.0.0.1:9/"}, 201
+    ),
+    _read("get_channel", "/channels/{channel}", "/channels/nope"),
+    Operation(
+        "edit_channel", "patch", "/channels/{channel}", "administrator", {"enabled": False}, unknown=("/channels/nope",)
+    ),
+    Operation(
+        "delete_channel", "delete", "/channels/{channel}", "administrator", None, 204, unknown=("/channels/nope",)
+    ),
+    Operation(
+        "test_channel", "post", "/channels/{channel}/test", "administrator", WHY, unknown=("/channels/nope/test",)
+    ),
+    Operation(
+        "rotate_channel_secret",
+        "post",
+        "/channels/{channel}/rotate",
+        "administrator",
+        WHY,
+        201,
+        unknown=("/channels/nope/rotate",),
+    ),
+    _read("list_deliveries", "/channels/{channel}/deliveries", "/channels/nope/deliveries"),
     _read("list_changes", f"{GATEWAY}/audit", "/partitions/nowhere/audit"),
     # split
     _read("get_split", SPLIT, "/split/nowhere"),

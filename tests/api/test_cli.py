@@ -72,7 +72,7 @@ def test_status_says_so_when_the_gateway_is_silent(switchyard, redis_client):
     [
         "bands list", "split show", "split history", "split decisions", "split wait", "nodes list", "requests list --ended",
         "requests show r-1", "tenants list", "keys list acme", "config export", "config export --flow", "config history",
-        "audit", "alerts list", "alerts list --state firing", "whoami",
+        "audit", "alerts list", "alerts list --state firing", "channels list", "whoami",
     ],
 )  # fmt: skip
 def test_what_is_read_is_a_table_for_people_and_json_for_programs(switchyard, typed):
@@ -147,6 +147,23 @@ def test_a_key_is_issued_shown_once_rotated_and_revoked(switchyard, data):
     assert rotated["secret"] != made["secret"]
     assert data("keys", "revoke", str(rotated["key"]["id"]), "-y")["revoked_at"]
     assert ApiKey.objects.get(pk=rotated["key"]["id"]).revoked_at
+
+
+def test_a_channel_is_made_changed_tested_rotated_and_deleted(switchyard, data):
+    made = data("channels", "create", "pager", "http://127.0.0.1:9/", "--kinds", "alert,switch", "-m", "nights")
+    assert made["channel"]["kinds"] == ["alert", "switch"]
+    assert data("channels", "set", "pager", "--to", "http://127.0.0.1:9/hook", "--kinds", "*")["kinds"] == ["*"]
+    assert data("channels", "disable", "pager")["enabled"] is False
+    assert data("channels", "enable", "pager")["enabled"] is True
+    status, out, _ = switchyard("channels", "test", "pager")
+    assert status == 1 and out.startswith("pager: ConnectError")
+    assert "given up" in switchyard("channels", "deliveries", "pager")[1]
+    new = data("channels", "rotate", "pager", "-y")
+    assert new["secret"] != made["secret"]
+    assert new["secret"] not in switchyard("channels", "list")[1]
+    assert "say what to change" in switchyard("channels", "set", "pager")[2]
+    assert data("channels", "delete", "pager", "-y") == {"deleted": "pager"}
+    assert switchyard("channels", "list")[1] == "no channel\n"
 
 
 def test_what_was_exported_is_compared_edited_and_applied(switchyard, data, tmp_path):
