@@ -29,21 +29,38 @@ class Move:
 
 
 def lanes(
-    phases: Mapping[str, str], moves: Iterable[Move], start: float, now: float, known_since: float = 0.0
+    phases: Mapping[str, str],
+    moves: Iterable[Move],
+    start: float,
+    now: float,
+    known_since: float = 0.0,
+    least_s: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """One lane for each node of `phases` (name to desired phase), over `start` to `now`, empty before `known_since`."""
+    """One lane for each node of `phases` (name to desired phase), over `start` to `now`, empty before `known_since`.
+
+    A successful switch that took less than `least_s` is drawn as the border between its phases.
+    """
     by_node: dict[str, list[Move]] = {name: [] for name in phases}
     for move in sorted(moves, key=lambda move: move.began):
         if move.node in by_node and (move.finished is None or move.finished > start):
             by_node[move.node].append(move)
-    return [{"name": name, "parts": _parts(phases[name], by_node[name], start, now, known_since)} for name in phases]
+    return [
+        {"name": name, "parts": _parts(phases[name], by_node[name], start, now, known_since, least_s)}
+        for name in phases
+    ]
 
 
-def _parts(phase: str, moves: Sequence[Move], start: float, now: float, known_since: float) -> list[dict[str, Any]]:
+def _parts(
+    phase: str, moves: Sequence[Move], start: float, now: float, known_since: float, least_s: float
+) -> list[dict[str, Any]]:
     parts = []
     at, kind = max(start, known_since), moves[0].from_phase if moves else phase
     for move in moves:
         began, ended = max(start, move.began), min(now, move.finished or now)
+        if move.state == "switched" and ended - began < least_s and at <= began <= now:
+            parts.append(_part(kind, at, began, start, now, kind))
+            at, kind = began, move.to_phase
+            continue
         parts.append(_part(kind, at, began, start, now, kind))
         running = move.state in ("draining", "switching")
         doing = move.state if running else "switching"

@@ -2,11 +2,15 @@
 
 import json
 import time
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
+from apps.console.views import nodes
 from apps.planning import services
 from apps.planning.models import ForcedSplit, SwitchOrder
+from apps.topology.models import ConfigurationVersion
 from tests.factories import actor_with
 from tests.planning.test_services import finish
 
@@ -43,6 +47,28 @@ def test_a_past_switch_is_in_its_nodes_lane_and_in_the_table(as_role, live, part
     lane = page.split('aria-label="gb300-3, oldest first"')[1].split("</ol>")[0]
     assert "decode for" in lane
     assert "decode → prefill" in page
+
+
+def test_a_window_before_a_switch_shows_the_phase_of_then_and_not_the_switch(as_role, live, partition):
+    services.force_node(partition.nodes.get(name="gb300-3"), "prefill", ADA, "peak")
+    finish(SwitchOrder.objects.get())
+    ConfigurationVersion.objects.update(created_at=timezone.now() - timedelta(hours=9))
+    now = time.time()
+    page = as_role("viewer").get(BASE + "timeline/", {"from": now - 7200, "to": now - 3600}).content.decode()
+    lane = page.split('aria-label="gb300-3, oldest first"')[1].split("</ol>")[0]
+    assert "decode for" in lane and "prefill for" not in lane
+    assert "No node changed its phase in this time" in page
+
+
+def test_of_many_nodes_those_that_switched_come_first(as_role, live, partition, monkeypatch):
+    monkeypatch.setattr(nodes, "LANES_SHOWN", 2)
+    services.force_node(partition.nodes.get(name="gb300-3"), "prefill", ADA, "peak")
+    finish(SwitchOrder.objects.get())
+    found = as_role("viewer").get(BASE + "timeline/").context
+    assert [lane["name"] for lane in found["lanes"]] == ["gb300-3", "gb300-1"]
+    assert found["lanes_left_out"] == 2
+    rows = as_role("viewer").get(BASE + "timeline/", {"format": "json"}).json()
+    assert {row["node"] for row in rows} == {f"gb300-{i}" for i in (1, 2, 3, 4)}
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ def test_what_a_client_sent_is_escaped(as_role, live, name):
 @pytest.mark.parametrize(
     ("name", "queries"),
     [
-        ("overview", 11), ("queues", 15), ("split", 17), ("nodes", 14), ("requests", 16), ("branches", 13), ("reuse", 10),
+        ("overview", 11), ("queues", 15), ("split", 17), ("nodes", 15), ("requests", 16), ("branches", 13), ("reuse", 10),
         ("model", 14), ("whatif", 11), ("tenants", 14), ("alerts", 15), ("audit", 28), ("settings", 17),
-        ("split-state", 15), ("timeline", 8), ("node-list", 7), ("waiting", 7), ("flows", 5), ("alerts-state", 9),
+        ("split-state", 15), ("timeline", 9), ("node-list", 7), ("waiting", 7), ("flows", 5), ("alerts-state", 9),
         ("history", 6), ("palette", 8),
     ],
 )  # fmt: skip

@@ -121,3 +121,19 @@ def test_moves_that_ended_before_the_lane_do_not_count():
 def test_a_lane_is_empty_before_anything_was_known():
     parts = timeline.lanes({"a-1": "decode"}, [], 0.0, 100.0, 40.0)[0]["parts"]
     assert [(part["left"], part["width"]) for part in parts] == [("40.00%", "60.00%")]
+
+
+def test_a_switch_thinner_than_a_line_is_the_border_between_its_phases():
+    moves = [
+        move(50, 50.5),
+        move(70, 70.5, from_phase="prefill", to_phase="decode", state="failed", reason="no answer"),
+    ]
+    parts = timeline.lanes({"a-1": "prefill"}, moves, 0.0, 100.0, least_s=1.0)[0]["parts"]
+    assert [(part["kind"], part["began"], part["ended"]) for part in parts] == [
+        ("decode", 0, 50), ("prefill", 50, 70), ("switching", 70, 70.5), ("prefill", 70.5, 100),
+    ]  # fmt: skip
+    assert [part["kind"] for part in timeline.lanes({"a-1": "prefill"}, moves[:1], 0.0, 100.0)[0]["parts"]] == [
+        "decode",
+        "switching",
+        "prefill",
+    ]

@@ -8,12 +8,12 @@ once, blank, inside `<template>`: the browser clones that one for items it has n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from html import escape
 from typing import Any
 
 from django import template
-from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from apps.console import formats
@@ -42,6 +42,11 @@ def _lookup(source: Any, path: str) -> Any:
     return "" if source is None else source
 
 
+def _escaped(value: Any) -> str:
+    """Django's own escaping without its care for lazy texts: there are thousands of values on a page."""
+    return value if isinstance(value, SafeString) else escape(str(value))
+
+
 def _source(context: template.Context, of: Any) -> Any:
     return context.get("view") if of is _PAGE else of
 
@@ -49,24 +54,42 @@ def _source(context: template.Context, of: Any) -> Any:
 @register.simple_tag(takes_context=True)
 def live(context: template.Context, path: str, of: Any = _PAGE, cls: str = "") -> SafeString:
     """A span whose text is the value at `path`, kept up to date by the page's live feed (unless the context is `still`)."""
-    attributes = format_html(' class="{}"', cls) if cls else ""
-    value = _lookup(_source(context, of), path)
-    if context.get("still"):
-        return format_html("<span{}>{}</span>", attributes, value)
-    return format_html('<span data-live="{}"{}>{}</span>', path, attributes, value)
+    marked = "" if context.get("still") else f' data-live="{escape(path)}"'
+    attributes = f' class="{escape(cls)}"' if cls else ""
+    return SafeString(f"<span{marked}{attributes}>{_escaped(_lookup(_source(context, of), path))}</span>")
 
 
 @register.simple_tag(takes_context=True)
 def bind(context: template.Context, of: Any, pairs: str) -> SafeString:
     """Attributes from an item's values: "title=reason --share=waiting_share"; "view" as `of` is the page itself."""
     source = context.get("view") if of == "view" else of
-    split = [pair.split("=", 1) for pair in pairs.split()]
-    plain = format_html_join(" ", '{}="{}"', ((n, _lookup(source, p)) for n, p in split if not n.startswith("--")))
-    styles = format_html_join(";", "{}:{}", ((n, _lookup(source, p)) for n, p in split if n.startswith("--")))
-    style = format_html(' style="{}"', styles) if styles else ""
-    if context.get("still"):
-        return format_html("{}{}", plain, style)
-    return format_html('data-bind="{}" {}{}', pairs, plain, style)
+    attributes, styles = _pairs(pairs)
+    plain = " ".join(f'{name}="{_escaped(_lookup(source, path))}"' for name, path in attributes)
+    style = ";".join(f"{name}:{_escaped(_lookup(source, path))}" for name, path in styles)
+    styled = f' style="{style}"' if styles else ""
+    return SafeString(f"{plain}{styled}" if context.get("still") else f'data-bind="{escape(pairs)}" {plain}{styled}')
+
+
+@cache
+def _pairs(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Attributes, and CSS variables, each with the path of its value; the texts are the templates' own."""
+    split = [pair.partition("=") for pair in text.split()]
+    found = [(escape(name), path) for name, _, path in split]
+    return [pair for pair in found if not pair[0].startswith("--")], [
+        pair for pair in found if pair[0].startswith("--")
+    ]
+
+
+@register.simple_tag
+def lane_parts(parts: Iterable[Mapping[str, Any]]) -> SafeString:
+    """The stretches of a timeline's lane; hundreds of them, so they are written without a template's loop."""
+    return SafeString(
+        "".join(
+            f'<li class="lane-part" data-kind="{escape(part["kind"])}" style="left:{part["left"]};width:{part["width"]}" '
+            f'title="{escape(part["text"])}"><span class="sr">{escape(part["text"])}</span></li>'
+            for part in parts
+        )
+    )
 
 
 @register.filter

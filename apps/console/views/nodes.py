@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods
@@ -30,11 +30,16 @@ from apps.topology.selectors import nodes_of
 
 form_view = require_http_methods(["GET", "POST"])
 LANES_SHOWN = 40
+MOVES_SHOWN = 200
+# What takes less of the time shown than this is thinner than a line on a screen.
+LEAST_SHARE = 0.0004
+# What a page shows of nodes is in none of these, and they are most of a row.
+_BULKY = ("coefficients", "direct", "url")
 
 
 @partition_view("viewer")
 def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
-    rows = {node.name: node for node in nodes_of(partition)}
+    rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
     context = _narrowed(request, partition, len(rows)) | _timeline(request, partition, list(rows.values()))
     seen = live_view(request, partition, whole=not context["still"])
     return page(request, partition, "nodes", seen, stored=rows, forced=forced_phases(partition), **context)
@@ -43,7 +48,7 @@ def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
 @partition_view("viewer")
 def node_list(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The cards again, of a list too long to be kept up to date by the live feed."""
-    rows = {node.name: node for node in nodes_of(partition)}
+    rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
     context = {"partition": partition, "stored": rows, "forced": forced_phases(partition)}
     context |= _narrowed(request, partition, len(rows)) | abilities(request)
     return render(request, "console/_node_list.html", context)
@@ -75,7 +80,7 @@ def _narrowed(request: HttpRequest, partition: Partition, total: int) -> dict[st
 def timeline(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The lanes again, as time goes on; `?format=trace` (Perfetto), `csv` or `json` for all of them as a file."""
     kind = request.GET.get("format")
-    found = _timeline(request, partition, list(nodes_of(partition)), whole=bool(kind))
+    found = _timeline(request, partition, list(nodes_of(partition).defer(*_BULKY)), whole=bool(kind))
     if kind == "trace":
         return exports.json_response(
             f"{partition.name}-phases.trace.json", trace(found["lanes"], found["window"].start)
@@ -92,20 +97,23 @@ def timeline(request: HttpRequest, partition: Partition) -> HttpResponse:
 def _timeline(request: HttpRequest, partition: Partition, rows: list[Node], whole: bool = False) -> dict[str, Any]:
     now = time.time()
     shown = window(request.GET, now)
-    moves = _moves(partition, shown)
+    steps = _steps(partition, shown)
     first = ConfigurationVersion.objects.filter(partition=partition).order_by("version").only("created_at").first()
     known_since = first.created_at.timestamp() if first else now
     wanted = request.GET.get("q", "").lower()
     names = [node for node in rows if node.enabled and wanted in node.name.lower()]
     if not whole and len(names) > LANES_SHOWN:
-        moved = {move.node for move in moves}
+        moved = set(steps.order_by().values_list("node", flat=True).distinct())
         names.sort(key=lambda node: (node.name not in moved, node.order))
     phases = {node.name: node.desired_phase for node in (names if whole else names[:LANES_SHOWN])}
+    ran = _moves((steps if whole else steps.filter(node__in=phases)).order_by("began_at"))
+    moves = ran + _next_moves(partition, shown, phases)
+    least_s = 0.0 if whole else shown.span_s * LEAST_SHARE
     return {
         "window": shown,
-        "lanes": lanes(phases, moves, shown.start, shown.end, known_since),
+        "lanes": lanes(phases, moves, shown.start, shown.end, known_since, least_s),
         "lanes_left_out": len(names) - len(phases),
-        "moves": sorted(moves, key=lambda move: -move.began)[:200],
+        "moves": ran if whole else _moves(steps.order_by("-began_at")[:MOVES_SHOWN]),
         "ticks": ticks(shown.start, shown.end),
         "long_ticks": shown.span_s > 86_400,
         "spans": SPANS,
@@ -113,24 +121,28 @@ def _timeline(request: HttpRequest, partition: Partition, rows: list[Node], whol
     }
 
 
-def _moves(partition: Partition, shown: Window) -> list[Move]:
-    """Steps that ran within the window, and the first one after it, which tells the phase before."""
-    steps = SwitchStep.objects.filter(order__partition=partition, began_at__isnull=False).filter(
-        Q(finished_at=None) | Q(finished_at__gt=datetime.fromtimestamp(shown.start, UTC))
-    )
+def _steps(partition: Partition, shown: Window) -> QuerySet[SwitchStep]:
+    """Steps that ran within the window."""
+    start, end = (datetime.fromtimestamp(at, UTC) for at in (shown.start, shown.end))
+    running = Q(finished_at=None) | Q(finished_at__gt=start)
+    return SwitchStep.objects.filter(running, order__partition=partition, began_at__lt=end)
+
+
+def _next_moves(partition: Partition, shown: Window, names: Iterable[str]) -> list[Move]:
+    """Of each node the first step after a window that lies in the past: it tells the phase at the window's end."""
+    if shown.follows:
+        return []
+    end = datetime.fromtimestamp(shown.end, UTC)
+    later = SwitchStep.objects.filter(order__partition=partition, began_at__gte=end, node__in=list(names))
+    return _moves(later.order_by("node", "began_at").distinct("node"))
+
+
+def _moves(steps: QuerySet[SwitchStep]) -> list[Move]:
+    rows = steps.values_list("node", "from_phase", "to_phase", "state", "began_at", "finished_at", "order_id", "reason")
     return [
-        Move(
-            node=step.node,
-            from_phase=step.from_phase,
-            to_phase=step.to_phase,
-            state=step.state,
-            began=step.began_at.timestamp(),
-            finished=step.finished_at.timestamp() if step.finished_at else None,
-            order=step.order_id,
-            reason=step.reason,
-        )
-        for step in steps.order_by("began_at")
-        if step.began_at
+        Move(node, was, to, state, began.timestamp(), ended.timestamp() if ended else None, order, reason)
+        for node, was, to, state, began, ended, order, reason in rows
+        if began is not None
     ]
 
 
