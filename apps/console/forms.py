@@ -104,7 +104,7 @@ class RowForm(ServiceForm):
         values: Any = self.data.copy()  # type: ignore[attr-defined]
         for name, now in self._now.items():
             if name not in mine:
-                values[self.add_prefix(name)] = "" if now is None else now
+                values.setlist(self.add_prefix(name), now if isinstance(now, list) else ["" if now is None else now])
         values[self.add_prefix("base")] = signing.dumps(self._now)
         self.data = values
 
@@ -263,14 +263,29 @@ class MemberForm(ServiceForm):
         return name
 
 
+def _address() -> forms.CharField:
+    return forms.CharField(label="Address", max_length=300, help_text="http:// or https://")
+
+
+def _kinds() -> forms.MultipleChoiceField:
+    choices = [("*", "everything"), *((kind, kind) for kind in webhooks.KINDS if kind != "test")]
+    return forms.MultipleChoiceField(
+        choices=choices, widget=forms.CheckboxSelectMultiple, initial=["alert"], label="Told of"
+    )
+
+
 class ChannelForm(ServiceForm):
     name = forms.SlugField(max_length=63)
-    url = forms.CharField(label="Address", max_length=300, help_text="http:// or https://")
-    kinds = forms.MultipleChoiceField(
-        choices=[("*", "everything"), *((kind, kind) for kind in webhooks.KINDS if kind != "test")],
-        widget=forms.CheckboxSelectMultiple, initial=["alert"], label="Told of",
-    )  # fmt: skip
+    url = _address()
+    kinds = _kinds()
     field_order = ["name", "url", "kinds", "reason"]
+
+
+class ChannelEditForm(RowForm):
+    row_fields = ("url", "kinds")
+    url = _address()
+    kinds = _kinds()
+    field_order = ["url", "kinds", "reason"]
 
 
 class RuleForm(ServiceForm):

@@ -93,6 +93,8 @@ urlpatterns = [
     path("p/<str:partition>/settings/lease/", settings.lease, name="edit-lease"),
     path("p/<str:partition>/settings/channels/new/", settings.add_channel, name="new-channel"),
     path("p/<str:partition>/settings/channels/<str:name>/test/", settings.test_channel, name="test-channel"),
+    path("p/<str:partition>/settings/channels/<str:name>/edit/", settings.edit_channel, name="edit-channel"),
+    path("p/<str:partition>/settings/channels/<str:name>/rotate/", settings.rotate_channel, name="rotate-channel"),
     path("p/<str:partition>/settings/channels/<str:name>/toggle/", settings.toggle_channel, name="toggle-channel"),
     path("p/<str:partition>/settings/channels/<str:name>/remove/", settings.remove_channel, name="remove-channel"),
 ]

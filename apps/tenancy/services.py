@@ -16,7 +16,7 @@ from apps.flowcontrol.selectors import objective_names, partitions_without_objec
 from apps.tenancy.choices import KeyRole
 from apps.tenancy.models import ApiKey, Membership, Tenant
 from apps.tenancy.selectors import digest
-from apps.topology.configuration import publish_all
+from apps.topology.configuration import one_version, publish_all
 from controlplane import records
 from controlplane.actors import Actor
 from controlplane.audit import change
@@ -166,7 +166,7 @@ def rotate_key(key: ApiKey, actor: Actor, reason: str = "") -> IssuedKey:
 
     Administrator, or the key's owner: one that its owner rotates is known to nobody else.
     """
-    with change(actor, reason, role=_role_to_end(key, actor)):
+    with change(actor, reason, role=_role_to_end(key, actor)), one_version():
         old = records.locked(key)
         if not old.is_live():
             raise Conflict(f"key {old} is revoked or expired; issue a new one", "key-not-live")

@@ -26,8 +26,8 @@ NEEDS = {
     **dict.fromkeys(
         ("force", "clear-force", "freeze", "unfreeze", "mode", "warm-up", "force-node", "clear-node-force",
          "new-tenant", "edit-tenant", "new-key", "rotate-key", "revoke-key", "add-member", "remove-member",
-         "edit-policy", "edit-routing", "edit-lease", "new-channel", "test-channel", "toggle-channel",
-         "remove-channel"), "administrator"),
+         "edit-policy", "edit-routing", "edit-lease", "new-channel", "test-channel", "edit-channel",
+         "rotate-channel", "toggle-channel", "remove-channel"), "administrator"),
 }  # fmt: skip
 MAY = {
     "viewer": {"viewer", "tenant"},
@@ -73,7 +73,9 @@ def world(partition, live):
         },
         "name": {
             "band": "premium", "rule": "node-down", "silence": "node-down", "edit-objective": "premium",
-            **dict.fromkeys(("test-channel", "toggle-channel", "remove-channel"), "pager"),
+            **dict.fromkeys(
+                ("test-channel", "edit-channel", "rotate-channel", "toggle-channel", "remove-channel"), "pager"
+            ),
         },
     }  # fmt: skip
 

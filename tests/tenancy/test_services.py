@@ -57,6 +57,13 @@ def test_rotation_keeps_the_rights_and_ends_the_old_key(partition):
     assert (fresh.key.role, fresh.key.objectives, fresh.key.name) == ("viewer", ["standard"], "harness")
 
 
+def test_a_rotation_is_published_once(partition):
+    issued = services.issue_key(make_tenant(), "harness", SYSTEM)
+    before = configuration.latest(partition).version
+    services.rotate_key(issued.key, SYSTEM)
+    assert configuration.latest(partition).version == before + 1
+
+
 def test_a_revoked_key_cannot_be_rotated(partition):
     issued = services.issue_key(make_tenant(), "harness", SYSTEM)
     revoked = services.revoke_key(issued.key, SYSTEM)

@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods
 from apps.console import exports
 from apps.console.access import partition_view
 from apps.console.forms import (
+    ChannelEditForm,
     ChannelForm,
     ConfirmForm,
     FlowForm,
@@ -213,15 +214,53 @@ def add_channel(request: HttpRequest, partition: Partition) -> HttpResponse:
         except SwitchyardError as error:
             form.refuse(error)
         else:
-            response = render(request, "console/_channel_shown.html", {"made": made})
-            response["Cache-Control"], response["HX-Trigger"] = "no-store", CHANGED
-            return response
-    context: dict[str, Any] = {
-        "form": form, "slot": "channel-slot", "title": "New channel", "submit": "Create the channel",
-        "about": "Gets signed JSON by HTTP POST. The secret it is signed with is shown once.",
-        "action": request.get_full_path(),
-    }  # fmt: skip
+            return _secret_shown(request, made)
+    return _secret_form(
+        request, form, title="New channel", submit="Create the channel",
+        about="Gets signed JSON by HTTP POST. The secret it is signed with is shown once.",
+    )  # fmt: skip
+
+
+def _secret_shown(request: HttpRequest, made: webhooks.NewChannel) -> HttpResponse:
+    response = render(request, "console/_channel_shown.html", {"made": made})
+    response["Cache-Control"], response["HX-Trigger"] = "no-store", CHANGED
+    return response
+
+
+def _secret_form(request: HttpRequest, form: Any, **words: Any) -> HttpResponse:
+    context = {"form": form, "slot": "channel-slot", "action": request.get_full_path(), **words}
     return render(request, "console/_action_form.html", context, status=422 if request.method == "POST" else 200)
+
+
+@partition_view("administrator")
+@form_view
+def rotate_channel(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
+    channel = _channel(name)
+    form = ConfirmForm(name, posted(request), prefix="rotate-channel")
+    if request.method == "POST" and form.is_valid():
+        try:
+            return _secret_shown(request, webhooks.rotate_secret(channel, request.actor, form.reason_given))  # type: ignore[attr-defined]
+        except SwitchyardError as error:
+            form.refuse(error)
+    return _secret_form(
+        request, form, title=f"New secret for {name}", submit="Make a new secret", danger=True,
+        about="From the next message on only the new one signs; the receiver refuses them until it knows it.",
+    )  # fmt: skip
+
+
+@partition_view("administrator")
+@form_view
+def edit_channel(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
+    channel = _channel(name)
+    form = ChannelEditForm(channel, posted(request), prefix="edit-channel")
+
+    def write() -> str:
+        if not form.changes():
+            return f"Channel {name}: nothing was changed."
+        webhooks.update_channel(channel, request.actor, form.reason_given, **form.changes())  # type: ignore[attr-defined]
+        return f"Channel {name} is saved."
+
+    return answer(request, form, write, slot="channel-slot", title=f"Edit {name}", submit="Save the channel")
 
 
 @partition_view("administrator")
