@@ -6,6 +6,7 @@ import json
 import random
 import secrets
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -151,18 +152,21 @@ def _sums(partition: Any) -> None:
     from apps.telemetry.models import RequestSum
 
     draw, now = random.Random(1), time.time()
-    sums = periods.Sums()
-    for _ in range(2000):
+    sums, tenants = periods.Sums(), {f"tenant-{i}": periods.TenantSums() for i in range(TENANTS)}
+    for i in range(2000):
         ttft_s = draw.lognormvariate(0, 1)
-        sums.count(
-            {"outcome": "completed", "band": draw.choice(("premium", "standard", "free")), "ttft_s": ttft_s,
+        request = {
+            "outcome": "completed", "band": draw.choice(("premium", "standard", "free")), "ttft_s": ttft_s,
              "queue_s": draw.lognormvariate(-2, 1), "predicted_ttft_s": ttft_s * draw.lognormvariate(0, 0.2),
              "e2e_s": ttft_s + draw.lognormvariate(2, 1), "prompt_tokens": 50_000, "cached_tokens": 45_000,
-             "computed_tokens": 5000, "output_tokens": 300, "lost": {"evicted": 64, "routed": 3}}
-        )  # fmt: skip
+             "computed_tokens": 5000, "output_tokens": 300, "lost": {"evicted": 64, "routed": 3},
+        }  # fmt: skip
+        sums.count(request)
+        tenants[f"tenant-{i % TENANTS}"].count(request)
+    columns = {"data": sums.as_dict(), "tenants": {name: asdict(each) for name, each in tenants.items()}}
     RequestSum.objects.bulk_create(
         (
-            RequestSum(partition=partition, slot_s=slot_s, t0=int(now // slot_s) * slot_s - i * slot_s, data=sums.as_dict())
+            RequestSum(partition=partition, slot_s=slot_s, t0=int(now // slot_s) * slot_s - i * slot_s, **columns)
             for slot_s, kept_s in periods.SLOTS.items()
             for i in range(int(kept_s // slot_s))
         ),

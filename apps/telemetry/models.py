@@ -43,7 +43,16 @@ class RequestRecord(models.Model):
     class Meta:
         ordering = ["-at", "-id"]
         constraints = [models.UniqueConstraint(fields=["partition", "request_id"], name="one_record_per_request")]
-        indexes = [models.Index(fields=["partition", "-at", "-id"], name="request_by_time")]
+        # A list narrowed to what is rare must not read through a week of requests.
+        indexes = [
+            models.Index(fields=["partition", "-at", "-id"], name="request_by_time"),
+            models.Index(fields=["partition", "tenant", "-at", "-id"], name="request_by_tenant"),
+            models.Index(fields=["partition", "band", "-at", "-id"], name="request_by_band"),
+            models.Index(fields=["partition", "branch", "-at", "-id"], name="request_by_branch"),
+            models.Index(fields=["partition", "outcome", "-at", "-id"], name="request_by_outcome"),
+            models.Index(fields=["partition", "prefill_node", "-at", "-id"], name="request_by_prefill_node"),
+            models.Index(fields=["partition", "decode_node", "-at", "-id"], name="request_by_decode_node"),
+        ]
 
     def __str__(self) -> str:
         return self.request_id
@@ -119,6 +128,7 @@ class RequestSum(models.Model):
     slot_s = models.PositiveIntegerField()
     t0 = models.BigIntegerField(help_text="start of the slot, unix seconds")
     data = models.JSONField()
+    tenants = models.JSONField(default=dict, help_text="{tenant: what it used}")
 
     class Meta:
         ordering = ["t0"]

@@ -24,7 +24,7 @@ ROWS_READ = 100
 TIMES = ("ttft", "e2e", "tpot", "queue")
 TOKENS = ("prompt_tokens", "computed_tokens", "cached_tokens", "output_tokens")
 LEAST_S, GROWTH = 1e-3, 1.05
-_READ = ("at", "outcome", "band", "queue_s", "ttft_s", "predicted_ttft_s", "e2e_s", *TOKENS)
+_READ = ("at", "outcome", "band", "tenant", "queue_s", "ttft_s", "predicted_ttft_s", "e2e_s", *TOKENS)
 Histogram = dict[str, int]
 Slot = tuple[int, int]
 
@@ -35,6 +35,39 @@ class BandSums:
 
     outcomes: dict[str, int] = field(default_factory=dict)
     queue: Histogram = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TenantSums:
+    """Of one tenant: requests and tokens; the TTFT of `ttft_n` of them together, in whole microseconds."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft_us: int = 0
+    ttft_n: int = 0
+
+    def count(self, request: Mapping[str, Any]) -> None:
+        self.requests += 1
+        self.prompt_tokens += request["prompt_tokens"]
+        self.cached_tokens += request["cached_tokens"]
+        self.output_tokens += request["output_tokens"]
+        if request["ttft_s"] is not None:
+            self.ttft_us += round(request["ttft_s"] * 1e6)
+            self.ttft_n += 1
+
+    def add(self, other: TenantSums) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Their mean."""
+        return self.ttft_us / 1e6 / self.ttft_n if self.ttft_n else None
+
+
+Tenants = dict[str, TenantSums]
 
 
 @dataclass(slots=True)
@@ -113,14 +146,28 @@ class Period:
 
 def between(partition: Partition, start: float, end: float, now: float) -> Period:
     """What ended in `[start, end)`, rounded out to whole slots: of the shortest length that is kept and few enough."""
+    first, last, rows = _rows(partition, start, end, now)
+    sums = Sums()
+    for data in rows.values_list("data", flat=True):
+        sums.add(Sums.read(data))
+    return Period(float(first), min(float(last), now), sums)
+
+
+def tenants_between(partition: Partition, start: float, end: float, now: float) -> Tenants:
+    """What each tenant used in the time that `between` tells of."""
+    found: Tenants = {}
+    for data in _rows(partition, start, end, now)[2].values_list("tenants", flat=True):
+        _add_tenants(found, _tenants(data))
+    return found
+
+
+def _rows(partition: Partition, start: float, end: float, now: float) -> tuple[int, int, QuerySet[RequestSum]]:
+    """The first slot's beginning, the last one's end, and their rows."""
     fit = (s for s, kept_s in SLOTS.items() if end - start <= ROWS_READ * s and start >= now - kept_s)
     slot_s = next(fit, max(SLOTS))
     first, last = int(start // slot_s) * slot_s, math.ceil(end / slot_s) * slot_s
     rows = RequestSum.objects.filter(partition=partition, slot_s=slot_s, t0__gte=first, t0__lt=last)
-    sums = Sums()
-    for data in rows.order_by().values_list("data", flat=True):
-        sums.add(Sums.read(data))
-    return Period(float(first), min(float(last), now), sums)
+    return first, last, rows.order_by()
 
 
 def percentile(found: Mapping[str, int], share: float) -> float | None:
@@ -141,23 +188,25 @@ def count_in(partition: Partition, records: Iterable[RequestRecord]) -> None:
     found = _by_slot({name: getattr(r, name) for name in _READ} | {"lost": r.detail.get("lost")} for r in records)
     rows = RequestSum.objects.filter(partition=partition, t0__in={t0 for _, t0 in found})
     kept = {(row.slot_s, row.t0): row for row in rows.select_for_update(of=("self",))}
-    fresh = []
-    for slot, sums in found.items():
+    changed, fresh = [], []
+    for slot, (sums, tenants) in found.items():
         row = kept.get(slot)
         if row is None:
-            fresh.append(RequestSum(partition=partition, slot_s=slot[0], t0=slot[1], data=sums.as_dict()))
+            fresh.append(RequestSum(partition=partition, slot_s=slot[0], t0=slot[1], **_columns(sums, tenants)))
             continue
-        whole = Sums.read(row.data)
+        whole, every = Sums.read(row.data), _tenants(row.tenants)
         whole.add(sums)
-        row.data = whole.as_dict()
-        row.save(update_fields=["data"])
+        _add_tenants(every, tenants)
+        row.data, row.tenants = _columns(whole, every).values()
+        changed.append(row)
+    RequestSum.objects.bulk_update(changed, ["data", "tenants"], batch_size=50)
     RequestSum.objects.bulk_create(fresh)
 
 
 def counted(records: QuerySet[Any]) -> dict[Slot, dict[str, Any]]:
-    """The data of every slot that stored requests belong to, counted anew from their rows."""
+    """The columns of every slot that stored requests belong to, counted anew from their rows."""
     rows = records.order_by().values(*_READ, lost=F("detail__lost"))
-    return {slot: sums.as_dict() for slot, sums in _by_slot(rows.iterator(chunk_size=2000)).items()}
+    return {slot: _columns(*found) for slot, found in _by_slot(rows.iterator(chunk_size=2000)).items()}
 
 
 def prune(partition: Partition, now: float) -> int:
@@ -165,13 +214,28 @@ def prune(partition: Partition, now: float) -> int:
     return sum(old.filter(slot_s=s, t0__lt=now - kept_s - s).delete()[0] for s, kept_s in SLOTS.items())
 
 
-def _by_slot(requests: Iterable[Mapping[str, Any]]) -> dict[Slot, Sums]:
-    found: dict[Slot, Sums] = {}
+def _by_slot(requests: Iterable[Mapping[str, Any]]) -> dict[Slot, tuple[Sums, Tenants]]:
+    found: dict[Slot, tuple[Sums, Tenants]] = {}
     for request in requests:
         at = request["at"].timestamp()
         for slot_s in SLOTS:
-            found.setdefault((slot_s, int(at // slot_s) * slot_s), Sums()).count(request)
+            sums, tenants = found.setdefault((slot_s, int(at // slot_s) * slot_s), (Sums(), {}))
+            sums.count(request)
+            tenants.setdefault(request["tenant"], TenantSums()).count(request)
     return found
+
+
+def _columns(sums: Sums, tenants: Tenants) -> dict[str, Any]:
+    return {"data": sums.as_dict(), "tenants": {name: asdict(each) for name, each in tenants.items()}}
+
+
+def _tenants(data: Mapping[str, Any]) -> Tenants:
+    return {name: TenantSums(**each) for name, each in data.items()}
+
+
+def _add_tenants(mine: Tenants, theirs: Tenants) -> None:
+    for name, each in theirs.items():
+        mine.setdefault(name, TenantSums()).add(each)
 
 
 def _bucket(value: float) -> str:

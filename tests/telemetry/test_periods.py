@@ -27,7 +27,7 @@ def request(number, at=NOW, **changes):
 
 def stored(partition):
     rows = RequestSum.objects.filter(partition=partition)
-    return {(row.slot_s, row.t0): row.data for row in rows}
+    return {(row.slot_s, row.t0): {"data": row.data, "tenants": row.tenants} for row in rows}
 
 
 def recounted(partition):
@@ -60,7 +60,7 @@ def test_sums_are_those_of_the_records_after_late_repeated_and_unordered_ones():
     sent = [
         request(
             n, NOW - draw.uniform(0, 90_000), band=draw.choice(("premium", "free", "")), ttft_s=draw.choice((None, 1e-5, 9.0)),
-            outcome=draw.choice(("completed", "dropped", "")), output_tokens=draw.randrange(4),
+            outcome=draw.choice(("completed", "dropped", "")), tenant=draw.choice(("acme", "beta", "")), output_tokens=draw.randrange(4),
             lost=draw.choice(({}, {"evicted": 3, "routed": 0}, None, "x")),
         )
         for n in range(300)
@@ -72,7 +72,7 @@ def test_sums_are_those_of_the_records_after_late_repeated_and_unordered_ones():
     services.store_entries(partition, sent[:37], "1-1")  # read again after a crash
     assert RequestRecord.objects.count() == 300
     assert stored(partition) == recounted(partition)
-    assert sum(sum(data["outcomes"].values()) for (s, _), data in stored(partition).items() if s == 900) == 300
+    assert sum(sum(row["data"]["outcomes"].values()) for (s, _), row in stored(partition).items() if s == 900) == 300
 
 
 @pytest.mark.django_db(transaction=True)
@@ -131,6 +131,19 @@ def test_any_stretch_is_read_from_at_most_a_hundred_rows_and_one_query(span_s, d
 
 
 @pytest.mark.django_db
+def test_what_each_tenant_used_is_added_over_its_slots(django_assert_num_queries):
+    partition = make_partition()
+    sent = [request(n, NOW - 100 * n, ttft_s=0.25 * (n + 1)) for n in range(3)]
+    sent += [request(9, tenant="beta", ttft_s=None), request(10, NOW - 5000)]
+    services.store_entries(partition, sent, "1-1")
+    with django_assert_num_queries(1):
+        used = periods.tenants_between(partition, NOW - 3600, NOW + 1, NOW + 1)
+    acme, beta = used["acme"], used["beta"]
+    assert (acme.requests, acme.prompt_tokens, acme.cached_tokens, acme.output_tokens) == (3, 3000, 2400, 33)
+    assert (acme.ttft_s, beta.requests, beta.ttft_s) == (0.5, 1, None)
+
+
+@pytest.mark.django_db
 def test_percentiles_of_many_slots_are_within_a_few_percent_of_the_exact_ones():
     partition, draw = make_partition(), random.Random(3)
     times = [draw.lognormvariate(0, 1.2) for _ in range(2000)]
@@ -158,7 +171,7 @@ def test_what_was_stored_before_there_were_sums_is_counted_by_the_migration():
     partition, now = make_partition(), time.time()
     sent = [request(n, now - n * 40) for n in range(50)] + [request(99, now - 6 * 86_400)]
     services.store_entries(partition, sent, "1-1")
-    before = {slot: data for slot, data in stored(partition).items() if slot[1] >= now - periods.SLOTS[slot[0]]}
+    before = {slot: row for slot, row in stored(partition).items() if slot[1] >= now - periods.SLOTS[slot[0]]}
     RequestSum.objects.all().delete()
     migration = import_module("apps.telemetry.migrations.0003_request_sums")
     migration.count_what_is_stored(apps, connection.schema_editor())

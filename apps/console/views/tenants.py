@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import time
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import Avg, Count, Sum
+from django.db.models import Count
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -19,7 +19,7 @@ from apps.console.views.actions import CHANGED, answer, posted
 from apps.console.views.shell import page
 from apps.flowcontrol.models import Objective
 from apps.flowcontrol.selectors import flow_settings_of, objective_names
-from apps.telemetry.models import RequestRecord
+from apps.telemetry.periods import TenantSums, tenants_between
 from apps.tenancy import services
 from apps.tenancy.models import ApiKey, Tenant
 from apps.tenancy.selectors import tenants_visible_to
@@ -47,16 +47,16 @@ def _key(tenant: Tenant, number: int) -> ApiKey:
 @partition_view("viewer", tenants=True)
 def tenants(request: HttpRequest, partition: Partition) -> HttpResponse:
     rows = tenants_visible_to(request.actor).annotate(live_keys=Count("keys"))  # type: ignore[attr-defined]
-    used = _usage(partition, [tenant.name for tenant in rows])
+    used = _usage(partition)
     objectives = {o.name: o for o in Objective.objects.filter(partition=partition).select_related("band")}
-    table = [_row(tenant, used.get(tenant.name, {}), objectives) for tenant in rows]
+    table = [_row(tenant, used.get(tenant.name, TenantSums()), objectives) for tenant in rows]
     file = exported(
         request.GET.get("format"), "tenants", [{k: v for k, v in row.items() if k != "tenant"} for row in table]
     )
     return file or page(request, partition, "tenants", rows=table)
 
 
-def _row(tenant: Tenant, used: dict[str, Any], objectives: dict[str, Objective]) -> dict[str, Any]:
+def _row(tenant: Tenant, used: TenantSums, objectives: dict[str, Objective]) -> dict[str, Any]:
     objective = objectives.get(tenant.default_objective)
     return {
         "tenant": tenant,
@@ -68,25 +68,18 @@ def _row(tenant: Tenant, used: dict[str, Any], objectives: dict[str, Objective])
         "keys": tenant.live_keys,  # type: ignore[attr-defined]
         "objective": tenant.default_objective,
         "band": objective.band.name if objective else "",
-        "requests": used.get("requests", 0),
-        "prompt_tokens": used.get("prompt_tokens") or 0,
-        "output_tokens": used.get("output_tokens") or 0,
-        "cached_ratio": (used["cached"] or 0) / used["prompt_tokens"] if used.get("prompt_tokens") else None,
-        "ttft_s": used.get("ttft"),
+        "requests": used.requests,
+        "prompt_tokens": used.prompt_tokens,
+        "output_tokens": used.output_tokens,
+        "cached_ratio": used.cached_tokens / used.prompt_tokens if used.prompt_tokens else None,
+        "ttft_s": used.ttft_s,
     }
 
 
-def _usage(partition: Partition, names: list[str]) -> dict[str, dict[str, Any]]:
+def _usage(partition: Partition) -> dict[str, TenantSums]:
     """What each tenant used in the last hour."""
-    since = timezone.now() - timedelta(seconds=USAGE_S)
-    rows = RequestRecord.objects.filter(partition=partition, at__gte=since, tenant__in=names).order_by()
-    sums = rows.values("tenant").annotate(
-        requests=Count("pk"),
-        cached=Sum("cached_tokens"),
-        ttft=Avg("ttft_s"),
-        **{name: Sum(name) for name in ("prompt_tokens", "output_tokens")},
-    )
-    return {str(row["tenant"]): dict(row) for row in sums}
+    now = time.time()
+    return tenants_between(partition, now - USAGE_S, now, now)
 
 
 @partition_view("viewer", tenants=True)
@@ -100,7 +93,7 @@ def tenant(request: HttpRequest, partition: Partition, name: str) -> HttpRespons
         "keys": keys,
         "members": list(found.memberships.select_related("user").order_by("user__username")),
         "limits": effective_limits(partition, found),
-        "used": _usage(partition, [name]).get(name, {}),
+        "used": _usage(partition).get(name, TenantSums()),
         "template": "console/tenant.html",
         "title": f"Tenant {name}",
     }

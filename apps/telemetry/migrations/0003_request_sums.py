@@ -13,8 +13,8 @@ def count_what_is_stored(apps, schema_editor):
         found = periods.counted(record.objects.filter(partition=partition))
         total.objects.bulk_create(
             (
-                total(partition=partition, slot_s=slot_s, t0=t0, data=data)
-                for (slot_s, t0), data in found.items()
+                total(partition=partition, slot_s=slot_s, t0=t0, **columns)
+                for (slot_s, t0), columns in found.items()
                 if t0 >= time.time() - periods.SLOTS[slot_s]
             ),
             batch_size=500,
@@ -36,6 +36,7 @@ class Migration(migrations.Migration):
                 ('slot_s', models.PositiveIntegerField()),
                 ('t0', models.BigIntegerField(help_text='start of the slot, unix seconds')),
                 ('data', models.JSONField()),
+                ('tenants', models.JSONField(default=dict, help_text='{tenant: what it used}')),
                 ('partition', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='request_sums', to='topology.partition')),
             ],
             options={
