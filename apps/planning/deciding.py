@@ -139,35 +139,53 @@ def spoil_stale_proposal(partition: Partition) -> None:
             close(row, ProposalState.STALE, why)
 
 
-def undo_last_switch(partition: Partition, state: PlannerState, reason: str) -> SwitchOrder | None:
-    """Roll the newest switch back because it hurts; the decision is stored as every other. None when it cannot be undone."""
+def undo_last_switch(partition: Partition, state: PlannerState, reason: str) -> str | None:
+    """Roll the newest switch back because it hurts; says what came of it. The decision is stored as every other, also when
+    the switch cannot be undone."""
     order = last_switch(partition)
     if order is None or order.switched_at is None:
         return None
     try:
         reverse = roll_back(order, PLANNER, reason, Cause.WATCH)
-    except Conflict:
-        return None
+    except Conflict as error:
+        _store_watch(
+            partition, state, order, reason, None, f"order {order.pk} cannot be undone ({error.message}): {reason}"
+        )
+        return f"order {order.pk} hurts and cannot be undone"
+    _store_watch(partition, state, order, reason, reverse, f"order {order.pk} is undone: {reason}")
+    return f"order {reverse.pk} undoes a switch"
+
+
+def _store_watch(
+    partition: Partition,
+    state: PlannerState,
+    order: SwitchOrder,
+    hurts: str,
+    reverse: SwitchOrder | None,
+    reason: str,
+) -> None:
+    """What the watch over a switch led to; `reverse` is the order that undoes it, None when it stays."""
+    assert order.switched_at is not None
     decision = Decision.objects.create(
         partition=partition,
         at=datetime.fromtimestamp(state.now, UTC),
         window_start=order.switched_at.timestamp() - watch.BREACH_S,
         window_end=state.now,
-        verdict=Verdict.SWITCH,
+        verdict=Verdict.SWITCH if reverse else Verdict.HOLD,
         rule=WATCH,
-        reason=f"order {order.pk} is undone: {reason}"[:500],
+        reason=reason[:500],
         source=Source.LEARNED if all(node.source == "learned" for node in state.nodes) else Source.CONFIGURED,
         mode=state.policy.mode,
-        action=Action.ORDERED,
+        action=Action.ORDERED if reverse else Action.NONE,
         current_prefill=list(state.names("prefill")),
         current_decode=list(state.names("decode")),
-        chosen_prefill=reverse.to_prefill,
-        chosen_decode=reverse.to_decode,
+        chosen_prefill=reverse.to_prefill if reverse else None,
+        chosen_decode=reverse.to_decode if reverse else None,
         slices=0,
         slices_used=0,
         detail=_finite(
             {
-                "rules": [[watch.SENTENCE, WATCH, reason]],
+                "rules": [[watch.SENTENCE, WATCH, hurts if reverse else reason]],
                 "window": _slices_since(partition, order.switched_at.timestamp() - watch.BREACH_S),
                 "state": state_document(state),
                 "fits": _fit_ids(partition),
@@ -175,9 +193,9 @@ def undo_last_switch(partition: Partition, state: PlannerState, reason: str) -> 
             }
         ),
     )
-    SwitchOrder.objects.filter(pk=reverse.pk).update(decision=decision)
+    if reverse is not None:
+        SwitchOrder.objects.filter(pk=reverse.pk).update(decision=decision)
     _tell(decision)
-    return reverse
 
 
 def _tell(decision: Decision) -> None:

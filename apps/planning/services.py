@@ -12,7 +12,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from apps.planning import dryruns, orders
+from apps.planning import dryruns, orders, warmups
 from apps.planning.choices import Cause, Mode, OrderState, ProposalState, VoteChoice
 from apps.planning.domain.phase_machine import ACTIVE
 from apps.planning.models import ForcedSplit, PlannerPolicy, Proposal, SwitchOrder, Vote
@@ -53,11 +53,21 @@ def update_policy(partition: Partition, actor: Actor, reason: str = "", **change
     with change(actor, reason, role="administrator"):
         policy = _locked_policy(partition)
         if records.apply(policy, changes, _POLICY_FIELDS):
+            _check_warm_up(policy, changes)
             policy.save()
             orders.tell(partition.name, "policy", policy=_plain_policy(policy))
             if "slo_ttft_s" in changes:  # the gateway judges by it
                 configuration.publish(partition, actor, reason)
     return policy
+
+
+def _check_warm_up(policy: PlannerPolicy, changes: Mapping[str, Any]) -> None:
+    """Raises InvalidField, by the field that was edited, for a warm-up that could never learn anything."""
+    edited = [name for name in ("warm_up_rung_s", "warm_up_limit_s") if name in changes]
+    short = warmups.too_short(policy.partition, policy) if edited else None
+    if short:
+        wanted = "expected shorter rungs" if edited == ["warm_up_rung_s"] else "expected a longer time"
+        raise InvalidField(edited[-1], f"{wanted}: {short}")
 
 
 def set_mode(partition: Partition, mode: str, actor: Actor, reason: str) -> PlannerPolicy:

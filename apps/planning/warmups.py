@@ -11,12 +11,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from django.db import transaction
+
 from apps.planning import learning, orders
 from apps.planning.choices import Cause, Mode, WarmUpState
 from apps.planning.domain import warmup
 from apps.planning.domain.plan_types import PlannerState, SliceView
 from apps.planning.domain.planner import evaluate
-from apps.planning.models import FittedModel, WarmUp
+from apps.planning.models import FittedModel, PlannerPolicy, WarmUp
 from apps.planning.selectors import live_forces, policy_of, running_warm_up
 from apps.topology import configuration
 from apps.topology.choices import Phase
@@ -31,7 +33,8 @@ from controlplane.errors import Conflict
 def start(partition: Partition, actor: Actor, reason: str) -> WarmUp:
     """Begin a warm-up. Administrator; needs a reason.
 
-    Raises Conflict while one is running, a switch is under way, or the split is forced or frozen.
+    Raises Conflict while one is running, a switch is under way, the split is forced or frozen, or when it could not end
+    in time.
     """
     with change(actor, reason, role="administrator", needs_reason=True):
         return _begin(records.locked(partition), actor, reason)
@@ -46,6 +49,18 @@ def stop(partition: Partition, actor: Actor, reason: str) -> WarmUp:
             raise Conflict(f"{partition.name} is not warming up", "not-warming-up")
         _end(running, WarmUpState.STOPPED, f"stopped by {actor}: {reason}", actor, running.phases)
         return running
+
+
+def too_short(partition: Partition, policy: PlannerPolicy) -> str | None:
+    """Why a warm-up under this policy would always end before its first fit, or None."""
+    limits = tuple((node.name, node.decode_limit) for node in nodes_of(partition) if node.enabled)
+    plan = warmup.WarmUpPlan(0.0, policy.warm_up_rung_s, policy.warm_up_limit_s, limits)
+    if plan.first_fit_s <= plan.limit_s:
+        return None
+    return (
+        f"{len(plan.ladder)} rungs of {plan.rung_s:g} s, and a first minute that teaches nothing, take {plan.first_fit_s:g} s, "
+        f"and warm_up_limit_s is {plan.limit_s:g} s"
+    )
 
 
 def trial_limits(partition: Partition) -> Mapping[str, Mapping[str, Any]]:
@@ -108,7 +123,8 @@ def _begin_by_itself(partition: Partition) -> str | None:
     if FittedModel.objects.filter(partition=partition).exists() or WarmUp.objects.filter(partition=partition).exists():
         return None
     try:
-        _begin(partition, PLANNER, "no hardware class has been learned yet")
+        with transaction.atomic():  # what was written before the refusal goes with it
+            _begin(partition, PLANNER, "no hardware class has been learned yet")
     except Conflict:
         return None
     return "warm-up begins"
@@ -123,6 +139,9 @@ def _begin(partition: Partition, actor: Actor, reason: str) -> WarmUp:
     if policy.mode == Mode.FROZEN:
         raise Conflict("the split is frozen; unfreeze it first", "frozen")
     nodes = [node for node in nodes_of(partition) if node.enabled]
+    short = too_short(partition, policy)
+    if short:  # since the policy was edited a node has come, or may decode more
+        raise Conflict(f"the warm-up could not end in time: {short}", "warm-up-too-short")
     running = WarmUp.objects.create(
         partition=partition,
         phases={node.name: node.desired_phase for node in nodes},

@@ -73,8 +73,7 @@ def tick(partition: Partition, now: float, live: Mapping[str, Any] | None = None
                     decision = deciding.store(partition, state, outcome)
                     said.append(f"{decision.verdict} ({decision.rule}): {decision.action}")
                 case loop.UndoSwitch(reason):
-                    order = deciding.undo_last_switch(partition, state, reason)
-                    said.append(f"order {order.pk} undoes a switch" if order else None)
+                    said.append(deciding.undo_last_switch(partition, state, reason))
         if any(isinstance(outcome, loop.SliceClosed) for outcome in outcomes):
             deciding.spoil_stale_proposal(partition)
         return "; ".join(filter(None, said)) or "nothing to decide"
@@ -93,10 +92,12 @@ def memory_of(partition: Partition, now: float) -> loop.Memory:
     windows = decisions.exclude(rule__in=(EMPTY_PHASE, deciding.WATCH)).order_by("-window_end").first()
     lately = decisions.filter(rule=EMPTY_PHASE, at__lte=datetime.fromtimestamp(now, UTC))
     restored = lately.order_by("-at").first()
+    undone = decisions.filter(rule=deciding.WATCH).order_by("-window_end").first()
     return loop.Memory(
         slices=tuple(deciding.view_of(row) for row in kept),
         decided_until=windows.window_end if windows else None,
         restored_at=restored.at.timestamp() if restored else None,
+        undo_asked_at=undone.window_end if undone else None,
     )
 
 

@@ -261,3 +261,15 @@ def test_unknown_partitions_and_orders_are_no_errors(db):
     assert tasks.reconcile("nowhere") == "unknown partition"
     assert tasks.drive_switch(10**9) == "unknown order"
     assert isinstance(httpx.__version__, str)
+
+
+def test_a_force_that_cannot_be_ordered_after_a_switch_is_logged_and_tried_again(partition, yard, caplog):
+    """The force waits for the switch; meanwhile the other node of the phase it leaves is disabled."""
+    order = force(partition, "gb300-3", "prefill")
+    services.force_node(Node.objects.get(name="gb300-2"), "decode", ADA, "needed there")
+    Node.objects.filter(name__in=("gb300-1", "gb300-3")).update(enabled=False)
+    assert tasks.drive_switch(order.pk) == "cooling"
+    assert "the forced split cannot be ordered" in caplog.text
+    assert SwitchOrder.objects.count() == 1
+    Node.objects.update(enabled=True)
+    assert "ordered what is forced" in tasks.reconcile(partition.name)

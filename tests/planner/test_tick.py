@@ -165,6 +165,28 @@ def test_a_switch_after_which_people_wait_is_undone_in_spite_of_the_cooldown(par
     assert tasks.tick(partition.name, now=END + 54) == "nothing to decide"
 
 
+def test_a_switch_that_hurts_and_cannot_be_undone_is_stored_with_its_reason_and_holds_nothing_up(partition):
+    PlannerPolicy.objects.update(mode="automatic")
+    load(partition, prefill_waits_s=[1.0])
+    run(partition)
+    order = SwitchOrder.objects.get()
+    finish(order, END + 6)
+    (moved,) = order.steps.values_list("node", flat=True)
+    Node.objects.filter(name=moved).update(desired_phase="mixed")  # somebody has given it another phase since
+    load(partition, END, END + 6, prefill_waits_s=[1.0])
+    load(partition, END + 6, END + 126, prefill_waits_s=[30.0])
+    assert tasks.tick(partition.name, now=END + 52) == f"order {order.pk} hurts and cannot be undone"
+    decision = Decision.objects.get(rule="watch")
+    assert (decision.verdict, decision.action, decision.chosen_prefill) == ("hold", "none", None)
+    assert f"order {order.pk} cannot be undone ({moved} has changed phase since order" in decision.reason
+    assert "P95 prefill wait was 30.0 s" in decision.reason and decision.detail["undoes"] == order.pk
+    assert tasks.tick(partition.name, now=END + 54) == "nothing to decide", "not with every tick"
+    due = END + WINDOW_S + 4
+    assert tasks.tick(partition.name, now=END + 110) == f"order {order.pk} hurts and cannot be undone", "asked again"
+    tasks.tick(partition.name, now=due)
+    assert Decision.objects.get(window_end=END + WINDOW_S).rule != "watch", "the window is decided in its time"
+
+
 def test_a_choice_that_cannot_be_ordered_is_stored_with_its_reason_and_the_tick_goes_on(partition):
     Node.objects.filter(desired_phase="decode").update(desired_phase="mixed", engine="sglang")
     load(partition)

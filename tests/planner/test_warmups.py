@@ -187,3 +187,22 @@ def test_a_warm_up_whose_phases_cannot_be_given_back_ends_and_says_so(partition)
     assert (ended.state, newest().cause, phases()[0]) == ("stopped", "warm-up", "mixed")
     assert "the nodes serve both phases still: no enabled node would decode" in ended.outcome
     assert tasks.tick(partition.name, now=START + 12)
+
+
+def test_one_that_cannot_begin_leaves_nothing_and_begins_later(partition):
+    """A switch is under way when the policy would begin it."""
+    services.force_node(Node.objects.get(order=0), "decode", ADA, "for a while")
+    services.clear_force(partition, ADA, "the planner may have it")
+    PlannerPolicy.objects.update(auto_warm_up=True)
+    assert tasks.tick(partition.name, now=START) == "nothing to decide"
+    assert not WarmUp.objects.exists()
+    finish(newest(), START + 1)
+    assert tasks.tick(partition.name, now=START + 2) == "warm-up begins"
+
+
+def test_one_that_nodes_have_made_too_long_for_its_limit_is_refused(partition):
+    services.update_policy(partition, ADA, warm_up_rung_s=12.0, warm_up_limit_s=72.0)
+    Node.objects.filter(order=1).update(decode_limit=128)
+    with pytest.raises(Conflict, match=r"8 rungs of 12 s.* take 96 s, and warm_up_limit_s is 72 s"):
+        warmups.start(partition, ADA, "new hardware")
+    assert not WarmUp.objects.exists()

@@ -262,6 +262,22 @@ def test_bad_policies_are_refused_by_name(partition):
         services.set_mode(partition, "wild", ADA, "x")
 
 
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        ({"warm_up_rung_s": 3600.0}, "warm_up_rung_s", "shorter rungs: 8 rungs of 3600 s"),
+        ({"warm_up_rung_s": 300.0}, "warm_up_rung_s", "take 2400 s, and warm_up_limit_s is 1800 s"),
+        ({"warm_up_limit_s": 30.0}, "warm_up_limit_s", "a longer time: 8 rungs of 15 s.* take 120 s"),
+        ({"warm_up_rung_s": 60.0, "warm_up_limit_s": 59.0}, "warm_up_limit_s", "take 480 s"),
+    ],
+)
+def test_a_warm_up_that_could_never_learn_is_refused_by_the_field_that_was_edited(partition, changes, field, message):
+    with pytest.raises(InvalidField, match=message) as refusal:
+        services.update_policy(partition, ADA, **changes)
+    assert refusal.value.field == field
+    assert services.update_policy(partition, ADA, warm_up_rung_s=300.0, warm_up_limit_s=2400.0).warm_up_rung_s == 300.0
+
+
 def test_every_change_of_a_policy_says_who_and_why(partition):
     services.set_mode(partition, "automatic", ADA, "trust")
     event = PlannerPolicyEvent.objects.order_by("-pgh_id").first()

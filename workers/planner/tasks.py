@@ -18,7 +18,7 @@ from apps.topology import configuration
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
 from controlplane.celery import app
-from controlplane.errors import Conflict
+from controlplane.errors import SwitchyardError
 from workers.planner import driving
 from workers.planner.health import heal, observe
 from workers.planner.ingest import read_stream
@@ -100,8 +100,17 @@ def drive_switch(order_id: int, budget_s: float = DRIVE_BUDGET_S) -> str:
     if state in ACTIVE:
         orders.start_driving(order)
     else:
-        services.apply_forces(order.partition)
+        _order_what_is_forced(order.partition)
     return state
+
+
+def _order_what_is_forced(partition: Partition) -> bool:
+    """Whether something was ordered. A force that cannot be carried out now is left for the next try, and says why."""
+    try:
+        return services.apply_forces(partition) is not None
+    except SwitchyardError as error:
+        logger.warning("%s: the forced split cannot be ordered: %s", partition.name, error.message)
+        return False
 
 
 @app.task
@@ -139,11 +148,8 @@ def reconcile(partition_name: str, now: float | None = None) -> str:
         reports = observe(partition, moment)
         did += heal(partition, reports)
         did += _resume_orders(partition, moment)
-        try:
-            if services.apply_forces(partition) is not None:
-                did.append("ordered what is forced")
-        except Conflict as error:
-            logger.warning("%s: the forced split cannot be ordered: %s", partition_name, error.message)
+        if _order_what_is_forced(partition):
+            did.append("ordered what is forced")
         try:
             if configuration.republish(partition):
                 did.append("sent the configuration again")

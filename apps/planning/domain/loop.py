@@ -27,12 +27,14 @@ class Memory:
     """What the loop remembers between ticks.
 
     `slices` are the closed ones, oldest first, of the last window at least; `decided_until` is the end of the newest
-    decided window; `restored_at` when a lost phase was last decided about.
+    decided window; `restored_at` when a lost phase was last decided about, `undo_asked_at` when a switch was last found to
+    hurt.
     """
 
     slices: tuple[SliceView, ...] = ()
     decided_until: float | None = None
     restored_at: float | None = None
+    undo_asked_at: float | None = None
 
     @property
     def closed_until(self) -> float | None:
@@ -40,10 +42,15 @@ class Memory:
 
     def as_of(self, now: float) -> Memory:
         """Without what lies in the future: the clock was ahead when that was remembered, and time comes there again."""
+
+        def past(moment: float | None) -> float | None:
+            return moment if moment is None or moment <= now else None
+
         return Memory(
             tuple(piece for piece in self.slices if piece.t1 <= now),
-            self.decided_until if self.decided_until is None or self.decided_until <= now else None,
-            self.restored_at if self.restored_at is None or self.restored_at <= now else None,
+            past(self.decided_until),
+            past(self.restored_at),
+            past(self.undo_asked_at),
         )
 
 
@@ -72,7 +79,8 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class UndoSwitch:
-    """Undo the newest switch at once, cooldown or not."""
+    """Undo the newest switch at once, cooldown or not. Where that proves impossible it is asked for again half a minute
+    later, and what else is due is not held up by it."""
 
     reason: str
 
@@ -107,9 +115,9 @@ def tick(now: float, memory: Memory, state: PlannerState, measured: Measured) ->
     memory = memory.as_of(now)
     memory, closed = _close_slices(now, memory, state.policy, measured)
     outcomes: list[Outcome] = list(closed)
-    hurts = _hurts(now, state, measured)
+    hurts = None if _undo_asked_lately(now, memory, state) else _hurts(now, state, measured)
     if hurts is not None:
-        return memory, [*outcomes, UndoSwitch(hurts)]
+        return replace(memory, undo_asked_at=now), [*outcomes, UndoSwitch(hurts)]
     due = window_due(now, memory, state.policy)
     if due is not None and not (state.outage and _restored_lately(now, memory, state)):
         start, end = due
@@ -175,6 +183,14 @@ def _hurts(now: float, state: PlannerState, measured: Measured) -> str | None:
     # What has not arrived yet cannot be judged: look at the time up to the newest load piece.
     seen_until = max((piece.t1 for piece in measured.pieces), default=now)
     return watch.breach(seen_until, state.last_switch.finished_at, state.policy.slo_ttft_s, measured.pieces)
+
+
+def _undo_asked_lately(now: float, memory: Memory, state: PlannerState) -> bool:
+    """Of this switch: one that was asked to be undone before the newest switch had ended was another."""
+    asked_at, last = memory.undo_asked_at, state.last_switch
+    if asked_at is None or last is None or asked_at < last.finished_at:
+        return False
+    return now - asked_at < watch.BREACH_S
 
 
 def _must_restore(now: float, memory: Memory, state: PlannerState) -> bool:

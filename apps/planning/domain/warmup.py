@@ -34,6 +34,11 @@ class WarmUpPlan:
         """How long one full ladder takes."""
         return len(self.ladder) * self.rung_s
 
+    @property
+    def first_fit_s(self) -> float:
+        """When the first full ladder has been climbed with samples that count."""
+        return max(self.ladder_s, FIRST_MINUTE_S + self.rung_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -65,7 +70,7 @@ def decode_limits(plan: WarmUpPlan, rung: int) -> dict[str, int]:
 
 def ladder_ended(plan: WarmUpPlan, now: float) -> bool:
     """Whether at least one full ladder has been climbed with samples that count: time to fit."""
-    return now - plan.started_at >= max(plan.ladder_s, FIRST_MINUTE_S + plan.rung_s)
+    return now - plan.started_at >= plan.first_fit_s
 
 
 def judge(plan: WarmUpPlan, now: float, unlearned: Mapping[str, str]) -> Verdict:

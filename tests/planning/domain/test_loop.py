@@ -125,6 +125,15 @@ def test_a_watched_switch_that_breaks_twice_the_target_for_half_a_minute_is_undo
     assert "11.0 s" in undone[0][1].reason
 
 
+def test_a_switch_that_goes_on_hurting_is_asked_to_be_undone_each_half_minute_and_the_window_is_decided_in_time():
+    hurts = [*load(end=START + 20), *load(START + 20, START + 240, wait_s=11.0)]
+    _, found = run(START + 170, pieces=hurts, start=START, last_switch=replace(SWITCHED, finished_at=START + 20))
+    asked = [now for now, o in found if isinstance(o, UndoSwitch)]
+    assert len(asked) > 1 and all(later - earlier == 30 for earlier, later in pairwise(asked))
+    (decided_at,) = [now for now, o in found if isinstance(o, Decided) and o.end == START + 120]
+    assert decided_at - (START + 120) <= 6
+
+
 @pytest.mark.parametrize(
     "changes",
     [
