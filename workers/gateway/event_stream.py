@@ -9,6 +9,7 @@ import msgspec
 from workers.gateway.dialects.chat_stream import Counted, counted
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
+_DONE = b"[DONE]\n\n"
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _decode = msgspec.json.Decoder().decode
 
@@ -41,10 +42,10 @@ class EventStream:
             if len(self._rest) > MAX_EVENT_BYTES:
                 raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
         self.events += data.count(b"data:")
-        if b"[DONE]" in data:
+        if data.endswith(_DONE) or b"[DONE]" in data:
             self.done = True
             self.events -= 1
-        if b'"usage":{' in data or b'"usage": {' in data:
+        if b'"usage":{' in data or (b'"usage": ' in data and b'"usage": {' in data):
             data = self._without_usage(data)
         return data
 

@@ -7,8 +7,8 @@ client leaves. A plain function that answers None has seen to everything itself,
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Request:
         self.headers = header_view(exchange.headers)
         self.match_info: dict[str, str] = {}
         given = self.headers.get("x-request-id", "")
-        self.request_id = given if given and _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        self.request_id = given if given and _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
         self._writable: asyncio.Event | None = None
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from apps.kvcache.domain.directory import PrefixFacts
 from apps.kvcache.domain.events import BranchSignal, BranchView, Relation, ResolvedKind
@@ -60,7 +59,8 @@ class OpenRequest:
     served: bool = False
 
 
-class Closed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Closed:
     """What is remembered of a branch that lived. `named`: a harness called it so, it was not inferred."""
 
     version: int

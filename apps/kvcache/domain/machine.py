@@ -92,6 +92,8 @@ class KvMachine:
 
     def next_deadline(self) -> float | None:
         """When to send a Tick: a lease to look at, or a snapshot to ask for again."""
+        if not self._unsettled and not self._recounts:
+            return self._ledger.next_lease_s()
         retries = [
             asked_at_s + self.config.snapshot_retry_s
             for node in self._unsettled

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -19,17 +20,20 @@ from apps.routing.domain.views import (
 )
 
 
-class PrefillCandidate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PrefillCandidate:
     view: NodeView
     terms: CandidateTerms
 
 
-class DecodeCandidate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DecodeCandidate:
     view: NodeView
     terms: DecodeTerms
 
 
-class Pick(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pick:
     """The chosen node's name, a code a program matches and a sentence a person reads."""
 
     node: str
@@ -170,13 +174,13 @@ class CacheAware(LeastLoaded):
         spread = max(loads) - min(loads)
         settings = self._settings
         if spread > settings.balance_abs_requests and max(loads) > settings.balance_rel_ratio * min(loads):
-            node, _, _ = fewest_prefilling(candidates, turns)
+            node = fewest_prefilling(candidates, turns).node
             return Pick(node, "load-balance", f"loads differ by {spread} requests, so the fewest wins")
         best = min(candidates, key=lambda c: (-c.terms.cached_tokens, *turns.key(c.view.facts)))
         ratio = best.terms.cached_tokens / query.prompt_tokens
         if ratio > settings.cache_threshold_ratio:
             return Pick(best.view.name, "cache-hit", f"holds {ratio:.0%} of the prompt")
-        node, _, _ = fewest_prefilling(candidates, turns)
+        node = fewest_prefilling(candidates, turns).node
         return Pick(node, "cache-miss", f"no node holds more than {ratio:.0%} of the prompt, so the fewest wins")
 
 

@@ -106,9 +106,9 @@ class Router:
         table = DecodePredictions(loads.board("decode", facts), query)
         if not table.fits.any():
             return DecodeChoice(None, table, "no-room" if table.full else "no-node", _nobody("decode", tuple(table)))
-        node, code, text = self._decode_policy.pick_decode_from_table(table, self._decode_turns)
-        self._decode_turns.used(node)
-        return DecodeChoice(node, table, code, f"{node}: {text}")
+        pick = self._decode_policy.pick_decode_from_table(table, self._decode_turns)
+        self._decode_turns.used(pick.node)
+        return DecodeChoice(pick.node, table, pick.code, f"{pick.node}: {pick.text}")
 
     def choose_decode(self, now: float, query: DecodeQuery, views: Sequence[NodeView]) -> DecodeChoice:
         """The node that should decode, or None when no eligible node has room for it now."""
@@ -122,9 +122,9 @@ class Router:
         if not candidates:
             full = any(row.why_not in ("batch-full", "kv-full") for row in rows)
             return DecodeChoice(None, tuple(rows), "no-room" if full else "no-node", _nobody("decode", rows))
-        node, code, text = self._decode_policy.pick_decode(query, candidates, self._decode_turns)
-        self._decode_turns.used(node)
-        return DecodeChoice(node, tuple(rows), code, f"{node}: {text}")
+        pick = self._decode_policy.pick_decode(query, candidates, self._decode_turns)
+        self._decode_turns.used(pick.node)
+        return DecodeChoice(pick.node, tuple(rows), pick.code, f"{pick.node}: {pick.text}")
 
 
 def what_is_unseen(query: PrefillQuery) -> tuple[Blindness, ...]:

@@ -8,13 +8,14 @@ Seconds throughout. Each node may fetch the prefix a peer holds or compute it ag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from apps.planning.domain.cost_model import NetworkProfile, fetch_s, pairs, prefill_work_s
 from apps.routing.domain.views import CandidateTerms, FetchPlan, NodeFacts, NodeView, PrefillQuery, QueuedWork
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Source:
     """A pool that holds the first `blocks` blocks of the prompt."""
 
     node: str
@@ -49,10 +50,12 @@ def duplicate_s(
 
 def best_sources(matches: Mapping[str, int], views: Sequence[NodeView]) -> tuple[Source, ...]:
     """Pools to fetch from, longest prefix first, then node order. Any reachable node serves its pool, whatever its phase."""
+    if not matches:
+        return ()
     reachable = [view for view in views if view.facts.healthy and view.facts.state != "down"]
     holders = [view for view in reachable if matches.get(view.name, 0) > 0]
     holders.sort(key=lambda view: (-matches[view.name], view.facts.order))
-    return tuple(Source(view.name, matches[view.name]) for view in holders)
+    return tuple([Source(view.name, matches[view.name]) for view in holders])
 
 
 def predict(

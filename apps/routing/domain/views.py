@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from apps.planning.domain.cost_model import DecodeCoefficients, NetworkProfile, PrefillCoefficients
 
@@ -15,7 +15,8 @@ Mode = Literal["local", "fetch", "recompute"]
 POLICIES = ("ttft", "round-robin", "least-loaded", "cache-aware", "sticky", "dynamo-kv")
 
 
-class QueuedWork(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class QueuedWork:
     """Prefill work of one request on one node, in tokens: to compute, cached, and of those restored from host memory."""
 
     t_uc: int
@@ -46,7 +47,8 @@ class NodeFacts:
     pool_referenced_tokens: int = 0
 
 
-class NodeView(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NodeView:
     """A node and its load at one moment. `announced_decode` are requests on their way to decode there;
     `kv_used_tokens` is what running and announced requests may grow to; `fetch_queue_bytes` still have to arrive.
     `queued_s` prices `queued` where that was counted already (None: count it)."""
@@ -150,7 +152,8 @@ class CandidateTerms:
         return self.total_s - self.duplicate_s
 
 
-class Blindness(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Blindness:
     """Something that the router's view lacks: a code a program matches, and what it means in words."""
 
     code: str
@@ -172,7 +175,8 @@ class PrefillChoice:
     blind: tuple[Blindness, ...] = ()
 
 
-class DecodeTerms(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DecodeTerms:
     """One node's row: `iteration_s` predicted once `batch` requests, this one included, decode there."""
 
     node: str

@@ -94,7 +94,7 @@ def test_many_decode_nodes_at_once_give_the_choice_of_one_after_the_other(seed: 
             one_by_one.node, one_by_one.reason_code, one_by_one.reason,
         )  # fmt: skip
         for left, right in zip(at_once.terms, one_by_one.terms, strict=True):
-            assert left._replace(iteration_s=0.0) == right._replace(iteration_s=0.0)
+            assert replace(left, iteration_s=0.0) == replace(right, iteration_s=0.0)
             assert left.iteration_s == pytest.approx(right.iteration_s)
         if at_once.node is not None:
             loads.announced_decode(query.request_id, at_once.node, query.context_tokens + query.output_tokens)

@@ -106,7 +106,7 @@ def test_decode_goes_where_an_iteration_stays_shortest_after_joining():
 def test_a_faster_node_takes_more_of_the_decoding():
     slow = view("n0", "decode", decoding(1))
     fast = view("n1", "decode", decoding(3))
-    fast = fast._replace(facts=replace(fast.facts, decode=replace(fast.facts.decode, d0=0.002)))
+    fast = replace(fast, facts=replace(fast.facts, decode=replace(fast.facts.decode, d0=0.002)))
     assert Router(policy()).choose_decode(0.0, decode_query(), [slow, fast]).node == "n1"
 
 
