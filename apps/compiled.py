@@ -46,6 +46,10 @@ HOT = (
     "workers/agent/engines/simulated_prefill_loop.py",
     "workers/simulator/clock.py",
     "workers/simulator/node.py",
+    "workers/simulator/node_core.py",
+    "workers/simulator/node_decode.py",
+    "workers/simulator/node_parts.py",
+    "workers/simulator/node_prefill.py",
     "workers/simulator/partition.py",
 )
 LEFT_OUT = frozenset(("__init__.py", "fields.py"))  # `fields` reads what people write: of any type

@@ -10,9 +10,10 @@ from apps.planning.domain.baselines import Demand, InputLengthDemand, LoadThresh
 from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficients
 from tests.simulator.support import BLOCK, make_run, play, small, turns
 from workers.simulator import systems
+from workers.simulator.planners import BaselineDriver
 from workers.simulator.scenario import Run
 from workers.simulator.systems import System, system
-from workers.yard import commands
+from workers.yard import commands, events
 
 
 def cached(run: Run) -> list[int]:
@@ -34,7 +35,7 @@ def test_the_same_request_waits_for_flow_control_in_ours_and_in_the_engine_elsew
             play(run, turns(f"q{n}", [(200, 2)]), at=0.0)
         run.partition.clock.run_until(0.5)
         node = run.partition.nodes["n0"]
-        assert (len(node.prefills) > 4) is waits_in_engine
+        assert (len(node.prefill.calls) > 4) is waits_in_engine
         run.partition.clock.run_until(60.0)
 
 
@@ -113,19 +114,56 @@ def test_arrow_counts_input_that_is_cached_and_follows_a_burst() -> None:
     assert back is not None and back.phase == "decode"
 
 
-def test_dynamos_planner_moves_a_node_at_its_thresholds_only() -> None:
-    planner = LoadThresholds(context_tokens=1000)
-    quiet = Demand(180.0, 0, 0, 0, 0)
-    assert planner.decide(0.0, reports((4, 5), queued=500, usage=0.8), quiet) is None
-    up = planner.decide(0.0, reports((4, 5), queued=1000, usage=0.8), quiet)
-    assert up is not None and (up.phase, up.node) == ("prefill", "d0")
-    full = planner.decide(0.0, reports((4, 5), queued=500, usage=1.0), quiet)
-    assert full is not None and full.phase == "decode"
-    both = planner.decide(0.0, reports((4, 5), queued=1000, usage=1.0), quiet)
-    assert both is None
-    idle_prefill = planner.decide(0.0, reports((4, 5), queued=50, usage=0.8), quiet)
-    assert idle_prefill is not None and idle_prefill.phase == "decode"
-    assert planner.decide(0.0, reports((1, 8), queued=50, usage=0.8), quiet) is None
+def test_dynamos_planner_moves_a_node_only_where_one_phase_wants_it_and_the_other_spares_it() -> None:
+    planner, quiet = LoadThresholds(context_tokens=1000), Demand(5.0, 0, 0, 0, 0)
+
+    def flip(split: tuple[int, int], queued: int, usage: float) -> tuple[str, str] | None:
+        found = planner.decide(0.0, reports(split, queued=queued, usage=usage), quiet)
+        return None if found is None else (found.node, found.phase)
+
+    assert flip((4, 5), queued=500, usage=0.3) is None
+    assert flip((4, 5), queued=1000, usage=0.3) == ("d0", "prefill")
+    assert flip((4, 5), queued=1000, usage=0.8) is None, "decode does not spare a node"
+    assert flip((4, 5), queued=1000, usage=1.1) is None, "both want one"
+    assert flip((4, 5), queued=50, usage=1.1) == ("p0", "decode")
+    assert flip((4, 5), queued=500, usage=1.1) is None, "prefill does not spare a node"
+    assert flip((4, 5), queued=50, usage=0.8) is None, "nobody wants one"
+    assert flip((1, 8), queued=50, usage=1.1) is None, "a phase keeps its last node"
+    assert flip((8, 1), queued=1000, usage=0.3) is None
+    assert flip((7, 2), queued=1000, usage=0.55) is None, "the one left would be over the upper threshold"
+
+
+def test_a_baseline_sends_requests_on_to_decode_nodes_without_room_and_its_planner_sees_them_wait() -> None:
+    run = make_run(systems.DYNAMO, prefill=2, decode=1, check_every=0, hardware=small(device_tokens=1500 * BLOCK))
+    for n in range(6):
+        play(run, turns(f"branch{n}", [(900, 40)]))
+    run.partition.clock.run_until(9.0)
+    decode = next(node for node in run.partition.nodes.values() if node.phase.phase == "decode")
+    assert decode.decode.waiting
+    assert decode.decode.tokens_needed() > decode.spec.device_tokens
+    assert isinstance(run.planner, BaselineDriver)
+    assert max(report.kv_usage for report in run.planner.reports()) > 1.0
+    run.partition.clock.run_until(200.0)
+    assert run.partition.answered == 6
+
+
+@pytest.mark.parametrize(("which", "sooner"), [(systems.FIXED, True), (systems.STATIC, False)])
+def test_without_our_data_plane_the_first_token_comes_from_the_decode_node(which: System, sooner: bool) -> None:
+    run = make_run(which, prefill=1, decode=1, check_every=0, hardware=small(device_tokens=2000 * BLOCK))
+    tokens: list[float] = []
+    prefilled: list[float] = []
+
+    def trace(now: float, event: object, _answer: object) -> None:
+        if isinstance(event, events.FirstToken):
+            tokens.append(now)
+        if isinstance(event, events.PrefillFinished):
+            prefilled.append(now)
+
+    run.partition.trace = trace
+    play(run, turns("a", [(900, 3)]))
+    run.partition.clock.run_until(30.0)
+    assert (tokens == prefilled) is sooner
+    assert len(tokens) == 1 and tokens[0] >= prefilled[0]
 
 
 def two_nodes_one_prefix(which: System) -> Run:

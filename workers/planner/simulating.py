@@ -19,7 +19,7 @@ from apps.planning.domain.capacity import Workload
 from workers.agent.engines.simulated_timing import Timing
 from workers.agent.phase import PhaseName
 from workers.simulator.clients import Turn
-from workers.simulator.node import NodeSpec
+from workers.simulator.node_parts import NodeSpec
 from workers.simulator.partition import Partition
 from workers.simulator.recorder import summarise
 from workers.simulator.workloads.blocks import content, whole_blocks

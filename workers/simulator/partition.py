@@ -16,7 +16,9 @@ from apps.kvcache.domain.hashing import HashedPrompt, root_hash
 from workers.agent.phase import PhaseName, StageName
 from workers.simulator.clients import Clients, Player, Turn
 from workers.simulator.clock import ARRIVAL, COMPLETION, SIGNAL, TIMEOUT, Clock
-from workers.simulator.node import Job, NodeSpec, SimNode
+from workers.simulator.node import SimNode
+from workers.simulator.node_core import NodeCore
+from workers.simulator.node_parts import Job, NodeSpec
 from workers.simulator.recorder import Recorder
 from workers.yard import commands, events
 from workers.yard.config import PartitionConfig
@@ -52,6 +54,7 @@ class Living:
     job: Job
     queue_s: float = 0.0
     first_at: float | None = None
+    prefilled: bool = False
     cached_tokens: int = 0
     at_node: str = ""
 
@@ -253,27 +256,42 @@ class Partition:
     def draw(self, low: float, high: float) -> float:
         return low if low == high else self.rng.uniform(low, high)
 
-    def prefilled(self, now: float, node: SimNode, job: Job, result: events.PrefillResult) -> None:
+    def prefilled(self, now: float, node: NodeCore, job: Job, result: events.PrefillResult) -> None:
         self._later(self._prefilled, job, node, result)
 
-    def _prefilled(self, now: float, job: Job, node: SimNode, result: events.PrefillResult) -> None:
+    def _prefilled(self, now: float, job: Job, node: NodeCore, result: events.PrefillResult) -> None:
         living = self.living.get(job.request_id)
         if living is None or living.job is not job or living.at_node != node.name:
             return
-        if living.first_at is None:
-            living.first_at = now
+        if not living.prefilled:
+            living.prefilled = True
             living.cached_tokens = result.cached_tokens + result.fetched_tokens
             living.queue_s += result.queued_s
-            self.feed(now, events.FirstToken(job.request_id))
+        if result.first_finish is not None or node.plane.answers_from == "prefill":
+            self._first_token(now, living)
         job.sent_tokens += 1
         self.feed(now, events.PrefillFinished(job.request_id, result))
         if job.request_id not in self.yard.requests and job.request_id in self.living:
             self._end(now, living, job.sent_tokens)
 
-    def decoded(self, now: float, node: SimNode, job: Job) -> None:
+    def joined(self, now: float, node: NodeCore, job: Job) -> None:
+        if node.plane.answers_from == "decode":
+            self._later(self._joined, job, node)
+
+    def _joined(self, now: float, job: Job, node: NodeCore) -> None:
+        living = self.living.get(job.request_id)
+        if living is not None and living.job is job and living.at_node == node.name:
+            self._first_token(now, living)
+
+    def _first_token(self, now: float, living: Living) -> None:
+        if living.first_at is None:
+            living.first_at = now
+            self.feed(now, events.FirstToken(living.request_id))
+
+    def decoded(self, now: float, node: NodeCore, job: Job) -> None:
         self._later(self._decoded, job, node)
 
-    def _decoded(self, now: float, job: Job, node: SimNode) -> None:
+    def _decoded(self, now: float, job: Job, node: NodeCore) -> None:
         living = self.living.get(job.request_id)
         if living is None or living.job is not job or living.at_node != node.name:
             return
@@ -300,7 +318,7 @@ class Partition:
             listener(now, player)
         self.clients.answered(now, player)
 
-    def refused(self, now: float, node: SimNode, job: Job, stage: StageName, code: str) -> None:
+    def refused(self, now: float, node: NodeCore, job: Job, stage: StageName, code: str) -> None:
         self._later(self._node_refused, job, stage, code)
 
     def _node_refused(self, now: float, job: Job, stage: StageName, code: str) -> None:
@@ -309,8 +327,8 @@ class Partition:
         kind = events.PrefillFailed if stage == "prefill" else events.DecodeFailed
         self.feed(now, kind(job.request_id, True, code))
 
-    def wake(self, node: SimNode, at: float) -> None:
-        self.clock.at(at, COMPLETION, self._woken, (node, at))
+    def wake(self, node: NodeCore, at: float) -> None:
+        self.clock.at(at, COMPLETION, self._woken, (self.nodes[node.name], at))
 
     def _woken(self, now: float, due: tuple[SimNode, float]) -> None:
         node, at = due
@@ -323,10 +341,10 @@ class Partition:
 
     # ---- signals -------------------------------------------------------------------------------------------------
 
-    def heard(self, now: float, node: SimNode) -> None:
+    def heard(self, now: float, node: NodeCore) -> None:
         self.clock.at(now + self.signals.delay_s, SIGNAL, self._deliver, (node, node.boot))
 
-    def _deliver(self, now: float, sender: tuple[SimNode, int]) -> None:
+    def _deliver(self, now: float, sender: tuple[NodeCore, int]) -> None:
         node, boot = sender
         if not node.alive or node.boot != boot or not node.outbox:
             return
@@ -370,7 +388,9 @@ class Partition:
 
     def _sample(self, now: float, _: Any = None) -> None:
         """How evenly prefill nodes are loaded: the most loaded one's placed requests over their average."""
-        placed = [len(node.prefills) for node in self.nodes.values() if node.alive and node.phase.phase == "prefill"]
+        placed = [
+            len(node.prefill.calls) for node in self.nodes.values() if node.alive and node.phase.phase == "prefill"
+        ]
         if placed and sum(placed):
             self.recorder.imbalance.append((now, max(placed) * len(placed) / sum(placed)))
         self.clock.at(now + SAMPLE_EVERY_S, TIMEOUT, self._sample)
@@ -397,8 +417,8 @@ class Partition:
     def crash(self, now: float, name: str) -> None:
         """The node's process is gone. Calls to it fail; what it was doing goes on elsewhere."""
         node = self.nodes[name]
-        sent = {request_id: node.tokens_sent(request_id) for request_id in node.outputs}
-        prefilling = list(node.prefills)
+        sent = {request_id: node.decode.tokens_sent(request_id) for request_id in node.decode.outputs}
+        prefilling = list(node.prefill.calls)
         node.crash(now)
         for request_id in prefilling:
             if request_id in self.living:

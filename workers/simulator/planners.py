@@ -28,13 +28,15 @@ WATCH_EVERY_S = 10.0
 @dataclass
 class OrderDriver:
     """Carries switch orders out, one at a time: commands of the phase machine become the partition's configuration, pushes
-    and polls. `finished` remembers every switch: (when it was over, mean seconds a node took, nodes gained by prefill)."""
+    and polls. `finished` remembers every switch: (when it was over, mean seconds a node took, nodes gained by prefill);
+    `moved` what each node did."""
 
     partition: Partition
     drain_deadline_s: float = 60.0
     cooldown_s: float = 120.0
     machine: orders.PhaseMachine | None = None
     finished: list[tuple[float, float, int]] = field(default_factory=list)
+    moved: list[orders.MovePlan] = field(default_factory=list)
     down: bool = False
     _generation: int = 0
 
@@ -99,6 +101,7 @@ class OrderDriver:
         moved = [m for m in machine.plan.moves if m.state == "switched" and m.began_at is not None]
         taken = [(m.finished_at or now) - (m.began_at or now) for m in moved]
         delta = sum((m.to_phase == "prefill") - (m.from_phase == "prefill") for m in moved)
+        self.moved += moved
         if moved:
             mean_s = sum(taken) / len(taken)
             self.finished.append((now, mean_s, delta))
@@ -304,23 +307,28 @@ class BaselineDriver:
         self._sums = [0, 0, 0, 0]
         if self.down or self.driver.running:
             return
-        flip = self.planner.decide(now, self._reports(), demand)
+        flip = self.planner.decide(now, self.reports(), demand)
         if flip is not None:
             self.flips.append((now, flip.node, flip.phase, flip.reason))
             self.driver.order(now, [(flip.node, flip.phase)])
 
-    def _reports(self) -> list[NodeReport]:
+    def reports(self) -> list[NodeReport]:
+        """The nodes as they last reported themselves. KV usage is what the engine has at this moment."""
         found = []
         for known in self.partition.yard.fleet.nodes:
             status = known.status
             if status is None or known.health == "down":
                 continue
-            usage = 1.0 - status.kv_free_tokens / status.kv_tokens if status.kv_tokens else 0.0
-            running = status.running_prefill + status.running_decode
-            phase = known.config.phase
-            ready = status.state == "ready" and not known.config.draining
-            # Device memory counts as full when the next waiting request does not fit.
-            if status.queued_decode:
-                usage = 1.0
-            found.append(NodeReport(known.name, known.config.order, phase, status.queued_tokens, usage, running, ready))
+            node = self.partition.nodes[known.name]
+            found.append(
+                NodeReport(
+                    name=known.name,
+                    order=known.config.order,
+                    phase=known.config.phase,
+                    queued_tokens=status.queued_tokens,
+                    kv_usage=node.decode.tokens_needed() / node.spec.device_tokens,
+                    running=status.running_prefill + status.running_decode,
+                    ready=status.state == "ready" and not known.config.draining,
+                )
+            )
         return found

@@ -11,7 +11,7 @@ from apps.kvcache.domain.events import ReuseTotals
 from apps.planning.domain.baselines import InputLengthDemand, LoadThresholds
 from apps.planning.domain.plan_types import PlannerPolicy
 from workers.simulator.hardware import GLM, Hardware, hardware
-from workers.simulator.node import NodeSpec
+from workers.simulator.node_parts import NodeSpec
 from workers.simulator.partition import Partition, Signals
 from workers.simulator.pausing import AgentPauses
 from workers.simulator.planners import BaselineDriver, OrderDriver, OwnPlanner
@@ -100,7 +100,8 @@ def build(cluster: Cluster, system: System, settings: Settings) -> Run:
     """Everything but the workload."""
     split = cluster.split(system)
     config = PartitionConfig.parse(_document(cluster, system, settings, split))
-    config = replace(config, routing=replace(config.routing, decode=system.decode_routing, fetch=system.fetch))
+    routing = replace(config.routing, decode=system.decode_routing, fetch=system.fetch, holds_back=system.central_queue)
+    config = replace(config, routing=routing)
     true = cluster.hardware
     specs = tuple(
         NodeSpec(

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from workers.simulator.hardware import restart_seconds
-from workers.simulator.node import DataPlane, SwitchStyle
+from workers.simulator.node_parts import DataPlane, SwitchStyle
 
 PlannerName = Literal["none", "own", "load-thresholds", "input-length"]
 
 POOL = DataPlane()
-NO_POOL = DataPlane(host_pool=False, fetch_begins="at-start", decode_stores=False, eviction="lru")
-POOL_AT_START = DataPlane(fetch_begins="at-start", eviction="lru")
+NO_POOL = DataPlane(
+    host_pool=False, fetch_begins="at-start", decode_stores=False, eviction="lru", answers_from="decode"
+)
+POOL_AT_START = DataPlane(fetch_begins="at-start", eviction="lru", answers_from="decode")
 RESTART = SwitchStyle(keeps_kv=False, seconds=restart_seconds())
 IN_PLACE = SwitchStyle(keeps_kv=False, seconds=(2.0, 4.0))
 

@@ -15,7 +15,7 @@ from apps.planning.domain.cost_model import DecodeCoefficients, PrefillCoefficie
 @dataclass(frozen=True, slots=True)
 class NodeReport:
     """One node as it last reported itself. `queued_tokens`: prompt tokens waiting for prefill, cached ones included;
-    `kv_usage`: share of the device's KV that running requests take."""
+    `kv_usage`: share of the device's KV that its requests need, those that wait for room included, so it can exceed 1."""
 
     name: str
     order: int
@@ -60,19 +60,20 @@ def _least_busy(nodes: Sequence[NodeReport]) -> NodeReport:
 
 @dataclass(slots=True)
 class LoadThresholds:
-    """Dynamo's load planner on a fixed number of nodes: a phase grows when one of its engines is over the upper threshold
-    and shrinks when all are under the lower; what one phase gives up the other takes.
+    """Dynamo's load planner (1.6.1, target `throughput`) on a fixed number of nodes: each phase says what it wants for itself,
+    one node more when one of its engines is over the upper threshold, one less when all are under the lower; with all GPUs in
+    use only a wish for more that meets the other phase's wish for less is carried out.
 
-    Prefill is measured in queued tokens over the model's context length, decode in KV usage.
+    Prefill is measured in queued tokens over the model's context length, decode in KV of what runs and waits there over the
+    KV that fits. A phase asks for less only where the rest would stay under the upper threshold.
     """
 
     context_tokens: int
-    every_s: float = 180.0
+    every_s: float = 5.0
     prefill_up: float = 1.0
     prefill_down: float = 0.1
     decode_up: float = 1.0
     decode_down: float = 0.6
-    full_margin: float = 0.005
 
     def decide(self, now: float, nodes: Sequence[NodeReport], demand: Demand) -> Flip | None:
         if not all(node.ready for node in nodes):
@@ -81,17 +82,21 @@ class LoadThresholds:
         decode = [node for node in nodes if node.phase == "decode"]
         queues = [node.queued_tokens / self.context_tokens for node in prefill]
         usages = [node.kv_usage for node in decode]
-        wants_prefill = any(queue >= self.prefill_up for queue in queues)
-        spares_prefill = all(queue < self.prefill_down for queue in queues)
-        wants_decode = any(usage >= self.decode_up - self.full_margin for usage in usages)
-        spares_decode = all(usage < self.decode_down for usage in usages)
-        if len(decode) > 1 and not wants_decode and (wants_prefill or (spares_decode and not spares_prefill)):
-            why = f"queued tokens at {max(queues, default=0):.2f} context lengths, KV usage at most {max(usages):.0%}"
+        more_prefill = max(queues, default=0.0) >= self.prefill_up
+        more_decode = max(usages, default=0.0) > self.decode_up
+        if more_prefill and _can_spare(usages, self.decode_down, self.decode_up):
+            why = f"queued tokens at {max(queues):.2f} context lengths, KV usage at most {max(usages):.0%}"
             return Flip(_least_busy(decode).name, "prefill", why)
-        if len(prefill) > 1 and not wants_prefill and (wants_decode or (spares_prefill and not spares_decode)):
-            why = f"queued tokens at most {max(queues):.2f} context lengths, KV usage {max(usages, default=0):.0%}"
+        if more_decode and _can_spare(queues, self.prefill_down, self.prefill_up):
+            why = f"queued tokens at most {max(queues):.2f} context lengths, KV usage {max(usages):.0%}"
             return Flip(_least_busy(prefill).name, "decode", why)
         return None
+
+
+def _can_spare(loads: Sequence[float], down: float, up: float) -> bool:
+    """Whether a phase asks for a node less: all its engines are under `down`, and would not go over `up` without it."""
+    rest = len(loads) - 1
+    return rest >= 1 and max(loads) < down and max(loads) * len(loads) / rest < up
 
 
 @dataclass(slots=True)

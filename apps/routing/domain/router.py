@@ -28,8 +28,8 @@ from apps.routing.domain.views import (
 COLUMNS_FROM_NODES = 24
 """From so many nodes on, columns are faster than rows."""
 
-
 MOST_NAMED = 4
+_FULL = ("batch-full", "kv-full")
 
 
 class Router:
@@ -101,7 +101,8 @@ class Router:
         self, now: float, query: DecodeQuery, facts: Sequence[NodeFacts], loads: LoadBook
     ) -> DecodeChoice:
         """As `choose_decode` on the nodes' views; of many nodes at once where the policy compares iteration times."""
-        if len(facts) < COLUMNS_FROM_NODES or not isinstance(self._decode_policy, LeastTtft):
+        by_rows = len(facts) < COLUMNS_FROM_NODES or not self.settings.holds_back
+        if by_rows or not isinstance(self._decode_policy, LeastTtft):
             return self.choose_decode(now, query, [loads.view(now, entry) for entry in facts])
         table = DecodePredictions(loads.board("decode", facts), query)
         if not table.fits.any():
@@ -111,16 +112,16 @@ class Router:
         return DecodeChoice(pick.node, table, pick.code, f"{pick.node}: {pick.text}")
 
     def choose_decode(self, now: float, query: DecodeQuery, views: Sequence[NodeView]) -> DecodeChoice:
-        """The node that should decode, or None when no eligible node has room for it now."""
+        """The node that should decode, or None when no eligible node has room for it now (ever, where nothing is held back)."""
         rows: list[DecodeTerms] = []
         candidates: list[DecodeCandidate] = []
         for view in views:
             terms = _decode_terms(query, view)
             rows.append(terms)
-            if terms.why_not is None:
+            if terms.why_not is None or (terms.why_not in _FULL and not self.settings.holds_back):
                 candidates.append(DecodeCandidate(view, terms))
         if not candidates:
-            full = any(row.why_not in ("batch-full", "kv-full") for row in rows)
+            full = any(row.why_not in _FULL for row in rows)
             return DecodeChoice(None, tuple(rows), "no-room" if full else "no-node", _nobody("decode", rows))
         pick = self._decode_policy.pick_decode(query, candidates, self._decode_turns)
         self._decode_turns.used(pick.node)

@@ -204,6 +204,7 @@ class RoutingPolicy:
     `home_margin_ratio`: a decode home is kept while it is at most this much slower than the best. `tie_margin_ratio`:
     predicted TTFTs this close count as equal, and the node with less placed on it wins. `fetch` None leaves it to the
     policy (only `ttft` fetches from peers). `decode` names another policy for decode nodes (None: the same).
+    `holds_back` False sends requests on to decode nodes without room, to wait in the engine, as routers without a queue do.
     """
 
     name: str
@@ -216,6 +217,7 @@ class RoutingPolicy:
     balance_rel_ratio: float = 1.0001
     overlap_weight: float = 1.0
     decode: str | None = None
+    holds_back: bool = True
 
     def __post_init__(self) -> None:
         for path, name in (("routing.policy", self.name), ("routing.decode", self.decode or self.name)):
