@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -94,6 +95,7 @@ def _pages() -> bool:
 
     from controlplane import redis_client
 
+    import_module("controlplane.asgi")  # the web process loads every page's code at its start
     client = Client()
     client.force_login(User.objects.get(username="viewer"))
     live = redis_client.live_key(PARTITION)

@@ -186,6 +186,17 @@ def _force(force: Json) -> dict[str, Any]:
 # -- decision --------------------------------------------------------------------------------------------------------
 
 
+def shown_detail(detail: Json) -> dict[str, Any]:
+    """What the page shows of a decision's detail, whose candidates are as many as there are splits."""
+    candidates = detail.get("candidates", [])
+    return {
+        "candidates": sorted(candidates, key=_by_gain, reverse=True)[:CANDIDATES_SHOWN],
+        "candidates_total": len(candidates),
+        "rules": detail.get("rules", []),
+        "window": detail.get("window", [])[-SLICES_SHOWN:],
+    }
+
+
 def _decision(decision: Json) -> dict[str, Any]:
     candidates = sorted(decision["candidates"], key=_by_gain, reverse=True)
     scale = _Scale([candidate.get("gate") or {} for candidate in candidates[:CANDIDATES_SHOWN]])
@@ -201,7 +212,7 @@ def _decision(decision: Json) -> dict[str, Any]:
         "theta": _per_s(decision["theta"]),
         "slices": f"{decision['slices_used']} of {decision['slices']} slices measured",
         "candidates": shown,
-        "more": max(0, len(candidates) - len(shown)),
+        "more": max(0, decision.get("candidates_total", len(candidates)) - len(shown)),
         "zero": scale.place(0.0),
         "rules": [{"text": text, "ok": code == "ok", "reason": reason} for text, code, reason in decision["rules"]],
         "window": [_slice(piece) for piece in decision["window"][-SLICES_SHOWN:]],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -108,12 +108,16 @@ def last_switch(partition: Partition) -> SwitchOrder | None:
     return SwitchOrder.objects.filter(partition=partition, state__in=done).order_by("-switched_at").first()
 
 
-def split_view(partition: Partition) -> dict[str, Any]:
-    """Everything about a partition's split: current, proposed, forced, policy, last decision, orders, history."""
-    nodes = list(nodes_of(partition))
+def split_view(partition: Partition, decided: Callable[[Decision], dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Everything about a partition's split: current, proposed, forced, policy, last decision, orders, history.
+
+    `decided` tells of the last decision in place of `decision_document`; its `detail`, megabytes in a large partition,
+    is read only where it asks for it.
+    """
+    nodes = list(nodes_of(partition).defer("coefficients", "direct", "url"))
     waiting = Proposal.objects.filter(partition=partition, state=ProposalState.OPEN)
     proposal = waiting.prefetch_related("votes", "dry_runs").first()
-    decision = Decision.objects.filter(partition=partition).first()
+    decision = Decision.objects.filter(partition=partition).defer("detail").first()
     orders = SwitchOrder.objects.filter(partition=partition).prefetch_related("steps")
     forces = list(live_forces(partition))
     warm_up = running_warm_up(partition)
@@ -123,7 +127,7 @@ def split_view(partition: Partition) -> dict[str, Any]:
         "proposed": {"prefill": proposal.prefill, "decode": proposal.decode, "mixed": []} if proposal else None,
         "forced": _forced(nodes, forces),
         "policy": policy_document(policy_of(partition)),
-        "last_decision": decision_document(decision) if decision else None,
+        "last_decision": (decided or decision_document)(decision) if decision else None,
         "open_proposal": proposal_document(proposal) if proposal else None,
         "active_orders": [order_document(order) for order in orders.filter(state__in=OPEN_STATES)],
         "history": [order_document(order) for order in orders.exclude(state__in=OPEN_STATES)[:HISTORY_SHOWN]],

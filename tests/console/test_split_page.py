@@ -3,6 +3,8 @@
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from apps.planning import services
@@ -288,3 +290,24 @@ def test_a_dry_run_stands_beside_its_proposal_with_each_figure_now_and_then(as_r
     assert "In the simulator" in page and "+10.0 %" in page and "−50.0 %" in page
     assert "40 agents" in page
     assert "+10.0 %" in as_role("viewer").get("/p/gb300/what-if/").content.decode()
+
+
+def test_a_decision_over_many_splits_is_read_once_and_says_how_many_are_not_shown(as_role, live, partition):
+    many = [candidate(["gb300-1"], ["gb300-2"], 0.001 * n, 0.1, 0.2, "no_gain") for n in range(40)]
+    first = decide(partition, detail={"candidates": many, "rules": [], "window": []})
+    client = as_role("viewer")
+    page = client.get(BASE).content.decode()
+    assert "28 more with less gain are not shown" in page
+    assert "+0.039" in page and "+0.027" not in page
+
+    def details_read():
+        with CaptureQueriesContext(connection) as asked:
+            client.get(BASE)
+        return sum('"planning_decision"."detail"' in query["sql"] for query in asked.captured_queries)
+
+    assert details_read() == 0
+    newer = decide(
+        partition, window_start=60, window_end=120, reason="a newer window", at=first.at + timedelta(minutes=1)
+    )
+    assert details_read() == 1
+    assert f"decision {newer.pk}" in client.get(BASE).content.decode()

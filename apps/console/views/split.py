@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -12,11 +14,12 @@ from django.views.decorators.http import require_http_methods
 from apps.console.access import partition_view
 from apps.console.formats import plural
 from apps.console.forms import ForceSplitForm, FreezeForm, ModeForm, ReasonForm
-from apps.console.plan import present_plan
+from apps.console.plan import present_plan, shown_detail
 from apps.console.views.actions import answer, posted
 from apps.console.views.shell import abilities, live_view, page
 from apps.planning import selectors, services
 from apps.planning.choices import Mode
+from apps.planning.models import Decision
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
 from controlplane.errors import NotFound
@@ -41,7 +44,19 @@ def state(request: HttpRequest, partition: Partition) -> HttpResponse:
 
 def _plan(partition: Partition, view: dict[str, Any] | None) -> dict[str, Any]:
     observed = {node["name"]: node["kind"] for node in view["nodes"]} if view else None
-    return present_plan(selectors.split_view(partition), time.time(), observed)
+    return present_plan(selectors.split_view(partition, _decided), time.time(), observed)
+
+
+def _decided(decision: Decision) -> dict[str, Any]:
+    detail = _shown_detail(decision.pk, decision.at)
+    decision.detail = detail
+    return selectors.decision_document(decision) | {"candidates_total": detail["candidates_total"]}
+
+
+@lru_cache(maxsize=8)
+def _shown_detail(number: int, at: datetime) -> dict[str, Any]:
+    """A decision is never changed, and its page is opened much more often than one is made."""
+    return shown_detail(Decision.objects.values_list("detail", flat=True).get(pk=number, at=at))
 
 
 # -- proposals and orders --------------------------------------------------------------------------------------------
