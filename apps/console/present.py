@@ -103,7 +103,8 @@ def _throughput(throughput: Json) -> dict[str, str]:
     return {name.removesuffix("_per_s"): formats.rate(value) for name, value in throughput.items()}
 
 
-def _latency(latency: Json, slo_ttft_s: float | None) -> dict[str, Any]:
+def latency_rows(latency: Json, slo_ttft_s: float | None) -> list[dict[str, Any]]:
+    """A row each of TTFT, E2E, TPOT and the wait in the queue; above the target a TTFT is marked."""
     rows = []
     for name, label in (("ttft", "TTFT"), ("e2e", "E2E"), ("tpot", "TPOT"), ("queue", "Queue wait")):
         measured = latency.get(f"{name}_s") or {}
@@ -114,6 +115,11 @@ def _latency(latency: Json, slo_ttft_s: float | None) -> dict[str, Any]:
             over = name == "ttft" and slo_ttft_s is not None and value is not None and value > slo_ttft_s
             row[f"{quantile}_tone"] = "bad" if over else ""
         rows.append(row)
+    return rows
+
+
+def _latency(latency: Json, slo_ttft_s: float | None) -> dict[str, Any]:
+    rows = latency_rows(latency, slo_ttft_s)
     error = latency.get("ttft_error_ratio") or {}
     ttft = latency.get("ttft_s") or {}
     return {
@@ -168,18 +174,16 @@ def _node(node: Json) -> dict[str, Any]:
         "wait": formats.duration(node.get("predicted_wait_s")),
         "decode_text": f"{formats.exact(decode_running)} of {formats.exact(limit)}"
         + (f" · {formats.exact(announced)} announced" if announced else ""),
-        "decode_share": _share(decode_running, limit),
-        "announced_share": _share(min(announced, max(0, (limit or 0) - decode_running)), limit),
+        "decode_share": share(decode_running, limit),
+        "announced_share": share(min(announced, max(0, (limit or 0) - decode_running)), limit),
         "pool_text": f"{formats.count(used)} of {formats.count(capacity)} blocks",
         "pool_percent": formats.percent(used / capacity if capacity and used is not None else None),
-        "pool_share": _share(referenced, capacity),
-        "pool_rest_share": _share((used or 0) - (referenced or 0), capacity),
+        "pool_share": share(referenced, capacity),
+        "pool_rest_share": share((used or 0) - (referenced or 0), capacity),
         "referenced_text": f"{formats.count(referenced)} still referenced",
         "pool_referenced": formats.exact(referenced),
         "pool_reclaimable": formats.exact(None if used is None else max(0, used - (referenced or 0))),
-        "load_share": _share(decode_running, limit)
-        if phase == "decode"
-        else _share(prefill_running + prefill_queued, 4),
+        "load_share": share(decode_running, limit) if phase == "decode" else share(prefill_running + prefill_queued, 4),
         "load_text": _load_text(kind, prefill_running, prefill_queued, decode_running, limit),
         "last_switch": _last_switch(last_switch),
     }
@@ -272,7 +276,7 @@ def _band(band: Json, most_waiting: int) -> dict[str, Any]:
         "name": band.get("name"),
         "priority": str(band.get("priority", formats.UNKNOWN)),
         "waiting": formats.exact(waiting),
-        "waiting_share": _share(waiting, most_waiting),
+        "waiting_share": share(waiting, most_waiting),
         "waiting_bytes": formats.size(band.get("waiting_bytes")),
         "oldest": formats.duration(band.get("oldest_s")) if waiting else "–",
         "expected_wait": formats.duration(band.get("expected_wait_s")),
@@ -343,7 +347,7 @@ def _stage(name: str, stage: Json) -> dict[str, Any]:
         "id": name,
         "name": name,
         "saturation": formats.percent(saturation),
-        "share": _share(saturation, 1.0),
+        "share": share(saturation, 1.0),
         "over": bool(saturation is not None and saturation > 1),
         "tone": tone,
         "word": word,
@@ -369,7 +373,7 @@ def _reuse(reuse: Json, nodes: Iterable[Json]) -> dict[str, Any]:
             "id": cause,
             "label": LOST_CAUSES.get(cause, cause),
             "tokens": formats.count(tokens),
-            "share": _share(tokens, prompt),
+            "share": share(tokens, prompt),
             "percent": formats.percent(tokens / prompt if prompt else None, 1),
         }
         for cause, tokens in lost.items()
@@ -379,9 +383,9 @@ def _reuse(reuse: Json, nodes: Iterable[Json]) -> dict[str, Any]:
         "prompt": formats.count(prompt),
         "ideal": formats.percent(ideal / prompt if prompt and ideal is not None else None, 1),
         "actual": formats.percent(actual / prompt if prompt and actual is not None else None, 1),
-        "ideal_share": _share(ideal, prompt),
-        "actual_share": _share(actual, prompt),
-        "gap_share": _share(max(0, gap or 0), prompt),
+        "ideal_share": share(ideal, prompt),
+        "actual_share": share(actual, prompt),
+        "gap_share": share(max(0, gap or 0), prompt),
         "gap": formats.count(gap),
         "branches": formats.exact(reuse.get("branches_live")),
         "reclaimable": formats.count(
@@ -415,7 +419,7 @@ def _recent(entry: Json) -> dict[str, Any]:
     }
 
 
-def _share(part: float | None, whole: float | None) -> str:
+def share(part: float | None, whole: float | None) -> str:
     """A CSS percentage between 0 % and 100 %; the text next to a bar is what is never clamped."""
     if not whole or part is None:
         return "0%"

@@ -29,6 +29,7 @@ urlpatterns = [
     path("logout/", LogoutView.as_view(), name="logout"),
     path("p/<str:partition>/", overview.overview, name="overview"),
     path("p/<str:partition>/history/", shell.history, name="history"),
+    path("p/<str:partition>/period/", overview.period, name="period"),
     path("p/<str:partition>/palette/", shell.palette, name="palette"),
     path("p/<str:partition>/queues/", queues.queues, name="queues"),
     path("p/<str:partition>/queues/waiting/", requests.waiting, name="waiting"),

@@ -17,7 +17,7 @@ from tests.factories import make_tenant, make_user
 NEEDS = {
     **dict.fromkeys(
         ("queues", "waiting", "flows", "reuse", "split", "split-state", "model", "whatif", "nodes", "timeline",
-         "node-list", "alerts", "alerts-state", "audit", "settings", "version", "history"), "viewer"),
+         "node-list", "alerts", "alerts-state", "audit", "settings", "version", "history", "period"), "viewer"),
     **dict.fromkeys(("overview", "palette", "requests", "request", "branches", "tenants", "tenant"), "tenant"),
     **dict.fromkeys(
         ("band", "pause-tenant", "cancel-request", "end-branch", "approve", "reject", "roll-back", "try-split",

@@ -50,22 +50,6 @@ def test_what_a_client_sent_is_escaped(as_role, live, name):
     assert b"<0.5 s>" not in as_role("viewer").get(url(name)).content
 
 
-@pytest.mark.parametrize(
-    ("name", "queries"),
-    [
-        ("overview", 11), ("queues", 15), ("split", 17), ("nodes", 15), ("requests", 16), ("branches", 13), ("reuse", 10),
-        ("model", 14), ("whatif", 11), ("tenants", 14), ("alerts", 15), ("audit", 28), ("settings", 17),
-        ("split-state", 15), ("timeline", 9), ("node-list", 7), ("waiting", 7), ("flows", 5), ("alerts-state", 9),
-        ("history", 6), ("palette", 8),
-    ],
-)  # fmt: skip
-def test_the_number_of_queries_of_a_page_is_known(as_role, live, django_assert_max_num_queries, name, queries):
-    """However many nodes, tenants or records there are (bench/console.py asks with many)."""
-    client = as_role("viewer")
-    with django_assert_max_num_queries(queries):
-        client.get(url(name))
-
-
 @pytest.mark.parametrize("role", ["viewer", "administrator"])
 def test_a_page_about_something_that_has_no_past_yet_opens(as_role, live, role):
     """A tenant nobody has used, without keys and users."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 
-from apps.console.access import partition_view
-from apps.console.views.shell import RANGES, chosen_range, page
+from apps.console.access import partition_view, slo_ttft_s
+from apps.console.views.shell import live_view, page, past
 from apps.telemetry.choices import AlertState, Severity
 from apps.telemetry.models import Alert
 from apps.telemetry.rules import BY_NAME
@@ -18,7 +19,15 @@ ALERTS_SHOWN = 3
 def overview(request: HttpRequest, partition: Partition) -> HttpResponse:
     if request.scope is not None:  # type: ignore[attr-defined]
         return page(request, partition, "overview", template="console/mine.html")
-    return page(request, partition, "overview", firing=_firing(partition), range=chosen_range(request), ranges=RANGES)
+    seen = live_view(request, partition)
+    return page(request, partition, "overview", seen, firing=_firing(partition), **past(request, partition, seen[1]))
+
+
+@partition_view("viewer")
+def period(request: HttpRequest, partition: Partition) -> HttpResponse:
+    """The tables of the charts' time range again; `?part=reuse` is what the KV reuse page shows of them."""
+    template = "console/_period_reuse.html" if request.GET.get("part") == "reuse" else "console/_period.html"
+    return render(request, template, {"partition": partition} | past(request, partition, slo_ttft_s(partition)))
 
 
 def _firing(partition: Partition) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from apps.console.filters import choice, read, text
 from apps.console.forms import WhyForm
 from apps.console.present import LOST_CAUSES
 from apps.console.views.actions import answer, posted
-from apps.console.views.shell import RANGES, chosen_range, page
+from apps.console.views.shell import live_view, page, past
 from apps.telemetry import gateways
 from apps.tenancy.models import Tenant
 from apps.topology.models import Partition
@@ -46,10 +46,9 @@ def reuse(request: HttpRequest, partition: Partition) -> HttpResponse:
         "by": dimension,
         "rows": trees.totals(table, LOST_CAUSES),
         "note": note,
-        "range": chosen_range(request),
-        "ranges": RANGES,
     }
-    return page(request, partition, "reuse", **context)
+    seen = live_view(request, partition)
+    return page(request, partition, "reuse", seen, **context, **past(request, partition, seen[1]))
 
 
 @partition_view("viewer", tenants=True)

@@ -13,12 +13,13 @@ from django.urls import reverse
 from apps.console import live
 from apps.console.access import partition_view, scope_of, slo_ttft_s
 from apps.console.exports import csv_response
+from apps.console.past import present_period
 from apps.console.present import present
 from apps.console.scoping import scoped
 from apps.planning.choices import Mode
 from apps.planning.models import PlannerPolicy
 from apps.planning.selectors import live_forces
-from apps.telemetry import samples
+from apps.telemetry import periods, samples
 from apps.telemetry.choices import AlertState
 from apps.telemetry.models import Alert
 from apps.tenancy.selectors import tenants_visible_to
@@ -146,6 +147,13 @@ def chosen_range(request: HttpRequest, default: str = "5m") -> str:
     """The time range in the URL, as one of `RANGES`."""
     asked = request.GET.get("range", default)
     return asked if asked in RANGES else default
+
+
+def past(request: HttpRequest, partition: Partition, slo: float | None) -> dict[str, Any]:
+    """The chosen time range and what requests came to in it; `slo` is the TTFT target in seconds."""
+    name, now = chosen_range(request), time.time()
+    found = periods.between(partition, now - RANGES[name], now, now)
+    return {"range": name, "ranges": RANGES, "period": present_period(found, slo)}
 
 
 @login_required
