@@ -9,6 +9,7 @@ from ninja.openapi.schema import OpenAPISchema
 
 from apps.flowcontrol.api import router as flowcontrol_router
 from apps.planning.api import router as planning_router
+from apps.planning.experiments_api import router as experiments_router
 from apps.telemetry.api import router as telemetry_router
 from apps.telemetry.channels_api import router as channels_router
 from apps.tenancy.api import router as tenancy_router
@@ -72,4 +73,5 @@ api.add_router("", flowcontrol_router)
 api.add_router("", telemetry_router)
 api.add_router("", channels_router)
 api.add_router("", planning_router)
+api.add_router("", experiments_router)
 api.add_router("", manifests_router)

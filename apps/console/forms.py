@@ -416,6 +416,17 @@ class TryForm(ServiceForm):
         self.fields["prefill_nodes"].choices = [(node.name, node.name) for node in nodes]  # type: ignore[attr-defined]
 
 
+class RunForm(ServiceForm):
+    """How much of an experiment is run."""
+
+    how = forms.ChoiceField(
+        label="How much",
+        choices=[("quick", "One seed, half of the time"), ("full", "Three seeds, the whole time")],
+        help_text="The whole takes about six times as long.",
+    )
+    field_order = ["how", "reason"]
+
+
 class ConfirmForm(_Confirmed):
     """A typed confirmation and a reason, and nothing that ends."""
 

@@ -278,6 +278,30 @@ class ExchangeOut(TypedDict):
     notes: list[str]
     version: int | None
 
+class ExperimentDetail(TypedDict):
+    job: ExperimentJobOut | None
+    measured_at: str | None
+    name: str
+    problem: str
+    report: ReportOut | None
+    title: str
+
+class ExperimentJobOut(TypedDict):
+    asked_by: NotRequired[str]
+    problem: NotRequired[str]
+    progress: NotRequired[float]
+    quick: NotRequired[bool]
+    reason: NotRequired[str]
+    state: str
+    step: NotRequired[str]
+
+class ExperimentOut(TypedDict):
+    job: ExperimentJobOut | None
+    measured_at: str | None
+    name: str
+    problem: str
+    title: str
+
 Fairness = Literal['round-robin', 'global-strict', 'token-fair', 'least-attained-service']
 
 class FieldProblem(TypedDict):
@@ -417,6 +441,16 @@ class LeaseIn(TypedDict):
     multiple: float
 
 LimitMode = Literal['requests', 'tokens', 'hybrid']
+
+class LineOut(TypedDict):
+    case: str
+    figure: str
+    published: float | None
+    ratio: float | None
+    seeds: int
+    spread: float | None
+    unit: str
+    value: float | None
 
 class LivingQuery(TypedDict):
     band: NotRequired[str]
@@ -709,6 +743,12 @@ class Reason(TypedDict):
 class ReasonIn(TypedDict):
     reason: str
 
+class ReportOut(TypedDict):
+    configuration: dict[str, Any]
+    found: list[LineOut]
+    notes: list[str]
+    verdicts: list[VerdictOut]
+
 class RequestDetail(TypedDict):
     at: str
     band: str
@@ -824,6 +864,10 @@ class StageEdit(TypedDict):
     token_limit_per_node: NotRequired[int | None]
     ttft_budget_s: NotRequired[float | None]
 
+class StartIn(TypedDict):
+    quick: NotRequired[bool]
+    reason: NotRequired[str]
+
 class StepOut(TypedDict):
     accepted: bool
     began_at: str | None
@@ -871,6 +915,13 @@ class TestedOut(TypedDict):
     status: str
 
 Verdict = Literal['switch', 'hold']
+
+class VerdictOut(TypedDict):
+    aim: str
+    met: bool | None
+    target: float
+    text: str
+    value: float | None
 
 VoteChoice = Literal['approve', 'reject']
 
@@ -1013,6 +1064,39 @@ class Api:
     ) -> ClusterOut:
         return self._call(
             'GET', '/api/v1/clusters/{name}', {'name': name}, {}, None
+        )
+
+    def list_experiments(
+        self,
+    ) -> list[ExperimentOut]:
+        return self._call(
+            'GET', '/api/v1/experiments', {}, {}, None
+        )
+
+    def get_experiment(
+        self,
+        name: str,
+    ) -> ExperimentDetail:
+        return self._call(
+            'GET', '/api/v1/experiments/{name}', {'name': name}, {}, None
+        )
+
+    def cancel_experiment(
+        self,
+        name: str,
+        body: Reason,
+    ) -> ExperimentOut:
+        return self._call(
+            'POST', '/api/v1/experiments/{name}/cancel', {'name': name}, {}, body
+        )
+
+    def start_experiment(
+        self,
+        name: str,
+        body: StartIn,
+    ) -> ExperimentOut:
+        return self._call(
+            'POST', '/api/v1/experiments/{name}/start', {'name': name}, {}, body
         )
 
     def revoke_key(

@@ -40,8 +40,8 @@ class Http:
         answer = self._send(method, address, params=asked, json=body, headers=headers)
         is_json = "json" in answer.headers.get("content-type", "")
         if answer.is_success:
-            return answer.json() if is_json else answer.text
-        problem = answer.json() if is_json else None
+            return _json(answer) if is_json and answer.content else answer.text
+        problem = _json(answer) if is_json else None
         raise CliError(_told(answer, problem), problem=problem)
 
     def _send(self, method: str, address: str, **more: Any) -> httpx.Response:
@@ -56,6 +56,15 @@ class Http:
                 if last:
                     raise CliError(f"{self._client.base_url} does not answer: {error}") from None
         raise AssertionError("the last try answers or raises")
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        raise CliError(
+            "answered with JSON that is cut off; is this the address of a Switchyard control plane?"
+        ) from None
 
 
 def _told(answer: httpx.Response, problem: Any) -> str:

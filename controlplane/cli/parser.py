@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from controlplane.cli import channel_commands, commands, split_commands
+from controlplane.cli import channel_commands, commands, experiment_commands, split_commands
 from controlplane.cli.call import Call, Result
 
 Command = Callable[[Call], Result]
@@ -82,6 +82,18 @@ TREE: dict[str, Any] = {
     ),
     "simulate": ("simulate", "try a split in the simulator from the live state", split_commands.simulate,
                  [PREFILL, _reason(), _timeout(300.0)]),
+    "experiments": (
+        "published tables and claims of our own, measured in the simulator",
+        [
+            ("list", "what there is and when it was measured", experiment_commands.listed, []),
+            ("show", "what was found beside what was published", experiment_commands.show, [NAME]),
+            ("start", "ask a worker for it", experiment_commands.start,
+             [NAME, _arg("--full", action="store_true", help="three seeds and the whole time; else one and half"), _reason()]),
+            ("cancel", "stop after the run that is being made", experiment_commands.cancel, [NAME, _reason()]),
+            ("wait", "until it is not under way; exit status 1 unless it is done", experiment_commands.wait,
+             [NAME, _timeout(3600.0)]),
+        ],
+    ),
     "nodes": (
         "nodes",
         [

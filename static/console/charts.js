@@ -5,7 +5,9 @@
 (() => {
   const plots = [...document.querySelectorAll("[data-chart]")];
   const residualPlots = [...document.querySelectorAll("[data-residuals]")];
-  if (!plots.length && !residualPlots.length) return;
+  const barPlots = () => [...document.querySelectorAll("[data-bars]")];
+  const experiment = document.getElementById("experiment-found");
+  if (!plots.length && !residualPlots.length && !experiment) return;
   const script = document.currentScript;
   const RANGES = { "5m": 300, "1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800, "30d": 2592000 };
   const range = RANGES[script.dataset.range] ? script.dataset.range : "5m";
@@ -219,6 +221,30 @@
     }
   }
 
+  /* An experiment's figure, case by case: ours filled with its spread, the published one hollow beside it. */
+  function drawBars() {
+    if (!window.Plotly) return;
+    const paint = colour();
+    for (const plot of barPlots()) {
+      plot.querySelector(".plot-wait")?.remove();
+      const { cases, ours, spread, published, unit } = JSON.parse(plot.dataset.bars);
+      const bar = (name, x, marker) => ({ type: "bar", orientation: "h", name, x, y: cases, marker, hovertemplate: `%{y}: %{x:.4~g} ${unit}<extra>${name}</extra>` });
+      const drawn = [{ ...bar("ours", ours, { color: paint("--series-1") }), error_x: { type: "data", array: spread, visible: spread.some(Boolean), color: paint("--ink"), thickness: 1.25 } }];
+      if (published) drawn.push(bar("published", published, { color: "rgba(0,0,0,0)", line: { color: paint("--ink"), width: 1.5 } }));
+      const form = layout(paint, {});
+      form.height = 64 + cases.length * (published ? 34 : 22);
+      form.barmode = "group";
+      form.hovermode = "closest";
+      form.dragmode = false;
+      form.legend.traceorder = "normal";
+      form.xaxis = { ...form.xaxis, type: "linear", tickformat: "", rangemode: "tozero", showspikes: false, fixedrange: true, title: { text: unit } };
+      form.yaxis = { ...form.yaxis, type: "category", rangemode: "normal", nticks: 0, autorange: "reversed", automargin: true, showgrid: false };
+      form.margin = { ...form.margin, b: 40, l: 20 };
+      plot.style.height = `${form.height}px`;
+      window.Plotly.react(plot, drawn, form, { displayModeBar: false, responsive: true });
+    }
+  }
+
   document.addEventListener("switchyard:history", (event) => {
     if (!live) return;
     const since = event.detail.length ? event.detail[event.detail.length - 1].t : 0;
@@ -241,8 +267,10 @@
   const repaint = () => {
     draw(true);
     drawResiduals();
+    drawBars();
   };
   document.addEventListener("switchyard:theme", repaint);
+  if (experiment) document.addEventListener("htmx:afterSwap", drawBars);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
   async function ask() {
@@ -274,9 +302,10 @@
       setInterval(ask, ASK_EVERY_MS);
     } else draw(true);
     drawResiduals();
+    drawBars();
   };
   library.onerror = () => {
-    for (const plot of [...plots, ...residualPlots]) plot.querySelector(".plot-wait").textContent = "The chart library could not be loaded; the tables have the numbers.";
+    for (const plot of [...plots, ...residualPlots, ...barPlots()]) plot.querySelector(".plot-wait").textContent = "The chart library could not be loaded; the tables have the numbers.";
   };
   window.addEventListener("load", () => document.head.append(library));
 })();

@@ -16,7 +16,7 @@ from django.test import Client
 from django.utils import timezone
 
 from apps.flowcontrol import services as flowcontrol
-from apps.planning import orders, services
+from apps.planning import experiments, orders, services
 from apps.planning.domain.phase_machine import StatusReported, Tick
 from apps.planning.models import Decision, DryRun, FittedModel, PlannerPolicy, Slice, SwitchOrder
 from apps.telemetry import webhooks
@@ -106,6 +106,20 @@ def _channel(partition: Partition) -> str:
     return webhooks.create_channel("pager", "http://127.0.0.1:9/", SYSTEM).channel.name
 
 
+def _idle(partition: Partition) -> str:
+    """An experiment that may be asked for: none is under way."""
+    for each in experiments.experiments():
+        if each.is_open:
+            experiments.cancel(each.name, SYSTEM)
+    return "bands"
+
+
+def _busy(partition: Partition) -> str:
+    """An experiment that was asked for."""
+    experiments.job("fairness").ask({"asked_by": "robin", "quick": True})
+    return "fairness"
+
+
 def _alert(partition: Partition) -> int:
     return Alert.objects.create(
         partition=partition, rule="node-down", severity="critical", state="firing", summary="gb300-1 does not answer"
@@ -167,6 +181,8 @@ def _dry_run(partition: Partition) -> int:
 _MADE: dict[str, Callable[[Partition], int | str]] = {
     "key": _key,
     "channel": _channel,
+    "idle": _idle,
+    "busy": _busy,
     "proposal": _proposal,
     "alert": _alert,
     "order": _order,

@@ -16,11 +16,12 @@ from tests.factories import make_tenant, make_user
 # a new address that nobody thought about, fails here.
 NEEDS = {
     **dict.fromkeys(
-        ("queues", "waiting", "flows", "reuse", "split", "split-state", "model", "whatif", "nodes", "timeline",
+        ("queues", "waiting", "flows", "reuse", "split", "split-state", "model", "whatif", "experiment", "nodes", "timeline",
          "node-list", "alerts", "alerts-state", "audit", "settings", "version", "history", "period"), "viewer"),
     **dict.fromkeys(("overview", "palette", "requests", "request", "branches", "tenants", "tenant"), "tenant"),
     **dict.fromkeys(
         ("band", "pause-tenant", "cancel-request", "end-branch", "approve", "reject", "roll-back", "try-split",
+         "run-experiment", "cancel-experiment",
          "drain-node", "undrain-node", "remove-node", "add-node", "acknowledge", "rule", "silence", "revert",
          "edit-flow", "edit-objective"), "operator"),
     **dict.fromkeys(
@@ -73,6 +74,7 @@ def world(partition, live):
         },
         "name": {
             "band": "premium", "rule": "node-down", "silence": "node-down", "edit-objective": "premium",
+            **dict.fromkeys(("experiment", "run-experiment", "cancel-experiment"), "bands"),
             **dict.fromkeys(
                 ("test-channel", "edit-channel", "rotate-channel", "toggle-channel", "remove-channel"), "pager"
             ),

@@ -7,12 +7,13 @@ towards the best one from both sides.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from controlplane import jobs
+from controlplane.jobs import Progress
 from workers.simulator.experiments.runs import Cancelled, RunSpec, execute
 from workers.simulator.hardware import GLM, hardware
 from workers.simulator.workloads.generators import NAMES
@@ -96,9 +97,6 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-Progress = Callable[[float, str], bool]
 
 
 class Planner:
@@ -232,49 +230,22 @@ def _merit(trial: Trial) -> tuple[bool, float]:
     return trial.carried, trial.throughput_rps
 
 
-class Job:
-    """A question asked for later: its state, progress and answer in one JSON file, and a file beside it that cancels."""
+class Job(jobs.Job):
+    """A question asked for later."""
 
     def __init__(self, folder: Path, job_id: str) -> None:
-        if not job_id or any(not (letter.isalnum() or letter in "-_") for letter in job_id):
-            raise QuestionError("job_id", "letters, digits, - and _", job_id)
-        self._path = folder / f"{job_id}.json"
-        self._cancel = folder / f"{job_id}.cancel"
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def read(self) -> dict[str, Any] | None:
         try:
-            document: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return document
-
-    def cancel(self) -> None:
-        """Stop after the run that is being made."""
-        self._cancel.touch()
+            super().__init__(folder, job_id)
+        except ValueError:
+            raise QuestionError("job_id", "letters, digits, - and _", job_id) from None
 
     def run(self, question: Question) -> dict[str, Any]:
         """Answer the question; the file says how far it is all the while."""
 
-        def progress(share: float, text: str) -> bool:
-            self._write({"state": "running", "progress": round(share, 3), "step": text, "question": asdict(question)})
-            return not self._cancel.exists()
+        def work(progress: Progress) -> dict[str, Any]:
+            planner = Planner(question, progress)
+            with suppress(Cancelled):
+                planner.run()
+            return planner.answer.as_dict()
 
-        planner = Planner(question, progress)
-        try:
-            answer = planner.run()
-            found = {"state": "done", "progress": 1.0, **answer.as_dict()}
-        except Cancelled:
-            found = {"state": "cancelled", **planner.answer.as_dict()}
-        self._write(found)
-        self._cancel.unlink(missing_ok=True)
-        return found
-
-    def keep(self, answer: Answer) -> None:
-        """Store an answer that was found elsewhere."""
-        self._write({"state": "done", "progress": 1.0, **answer.as_dict()})
-
-    def _write(self, document: dict[str, Any]) -> None:
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        part.replace(self._path)
+        return self.carry_out({"question": asdict(question)}, work)

@@ -9,12 +9,13 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_http_methods
 
 from apps.console.access import partition_view
+from apps.console.experiments import row as experiment_row
 from apps.console.exports import exported
 from apps.console.forms import ReasonForm, TryForm
 from apps.console.plan import dry_run
 from apps.console.views.actions import answer, posted
 from apps.console.views.shell import page
-from apps.planning import dryruns, warmups
+from apps.planning import dryruns, experiments, warmups
 from apps.planning.models import DryRun, FittedModel
 from apps.planning.selectors import dry_run_document, fit_with_residuals, running_warm_up
 from apps.topology.models import Partition
@@ -88,7 +89,15 @@ def warm_up(request: HttpRequest, partition: Partition) -> HttpResponse:
 def whatif(request: HttpRequest, partition: Partition) -> HttpResponse:
     runs = [dry_run_document(run) for run in DryRun.objects.filter(partition=partition).order_by("-id")[:RUNS_SHOWN]]
     file = exported(request.GET.get("format"), f"{partition.name}-what-if", runs)
-    return file or page(request, partition, "whatif", runs=[dry_run(run) for run in runs])
+    if file is not None:
+        return file
+    found = experiments.experiments()
+    context: dict[str, Any] = {
+        "runs": [dry_run(run) for run in runs],
+        "experiments": [experiment_row(each) for each in found],
+        "experiments_open": any(each.is_open for each in found),
+    }
+    return page(request, partition, "whatif", **context)
 
 
 @partition_view("operator")

@@ -60,5 +60,5 @@ class Command(BaseCommand):
             self.stderr.write("\nstopped")
             raise SystemExit(130) from None
         self.stderr.write("")
-        Job(env.data_folder() / "capacity", job_id).keep(answer)
+        Job(env.data_folder() / "capacity", job_id).keep(answer.as_dict())
         self.stdout.write(json.dumps(answer.as_dict(), indent=1))

@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 from django.core.management.base import BaseCommand, CommandError
 
 from controlplane import env
-from workers.simulator.experiments import scale
-from workers.simulator.experiments.registry import EXPERIMENTS, FULL, QUICK, Scope, with_seeds
-from workers.simulator.experiments.report import HEADINGS, Report, document, evaluate, number, read, said, table, write
-from workers.simulator.experiments.runs import Cancelled, Store, make_all
+from workers.simulator.experiments.making import NAMES, kept, make
+from workers.simulator.experiments.report import HEADINGS, Report, document, number, said, table, write
+from workers.simulator.experiments.runs import Cancelled
 
 
 class Command(BaseCommand):
@@ -20,7 +19,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", help=f"one of {', '.join(EXPERIMENTS)}, or all")
+        parser.add_argument("name", help=f"one of {', '.join(NAMES)}, or all")
         parser.add_argument("--quick", action="store_true", help="one seed and half of the scored time")
         parser.add_argument("--seeds", type=int, default=None, help="how many seeds (default: 3, quick: 1)")
         parser.add_argument("--processes", type=int, default=2, help="runs made at the same time (default: 2)")
@@ -29,23 +28,17 @@ class Command(BaseCommand):
         parser.add_argument("--no-runs", action="store_true", help="make no runs: report what is kept")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        known = (*EXPERIMENTS, scale.NAME)
+        known = NAMES
         names = known if options["name"] == "all" else (options["name"],)
         unknown = [name for name in names if name not in known]
         if unknown:
             raise CommandError(f"name: expected one of {', '.join(known)} or all, got {unknown[0]!r}")
         if options["seeds"] is not None and options["seeds"] < 1:
             raise CommandError(f"--seeds: expected a whole number of at least 1, got {options['seeds']}")
-        scope = QUICK if options["quick"] else FULL
-        seeds = scope.seeds if options["seeds"] is None else tuple(range(1, options["seeds"] + 1))
         folder = options["out"] or env.data_folder() / "experiments"
-        store = Store(folder / "runs")
         reports = []
         for name in names:
-            if name == scale.NAME:
-                report = self._scale(options, seeds[0], folder)
-            else:
-                report = self._one(name, scope, seeds, store, options)
+            report = self._report(name, folder, options)
             if report is not None:
                 self._show(report)
                 for path in write(report, folder):
@@ -63,29 +56,19 @@ class Command(BaseCommand):
 
         return progress
 
-    def _one(self, name: str, scope: Scope, seeds: tuple[int, ...], store: Store, options: dict[str, Any]) -> Report:
-        experiment = EXPERIMENTS[name](scope)
-        if not options["no_runs"]:
-            bar = self._bar(name)
-            try:
-                make_all(
-                    with_seeds(experiment, seeds),
-                    store,
-                    options["processes"],
-                    lambda done, of: bool(bar(done / max(1, of), f"{done}/{of} runs")),
-                )
-            except (Cancelled, KeyboardInterrupt):
-                self._stopped()
-            self.stderr.write("")
-        return evaluate(experiment, store, seeds)
-
-    def _scale(self, options: dict[str, Any], seed: int, folder: Path) -> Report | None:
-        """Runs of many partitions are kept as their report."""
+    def _report(self, name: str, folder: Path, options: dict[str, Any]) -> Report | None:
+        seeds = None if options["seeds"] is None else range(1, options["seeds"] + 1)
         if options["no_runs"]:
-            return read(folder / f"{scale.NAME}.json")
-        size = scale.QUICK if options["quick"] else scale.FULL
+            return kept(name, folder, quick=options["quick"], seeds=seeds)
         try:
-            report = scale.run(size, seed, options["processes"], self._bar(scale.NAME))
+            report = make(
+                name,
+                folder,
+                quick=options["quick"],
+                seeds=seeds,
+                processes=options["processes"],
+                progress=self._bar(name),
+            )
         except (Cancelled, KeyboardInterrupt):
             self._stopped()
         self.stderr.write("")

@@ -1,0 +1,47 @@
+"""An experiment from its name to its report: the runs that are missing are made, all of them are evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from workers.simulator.experiments import scale
+from workers.simulator.experiments.registry import EXPERIMENTS, FULL, QUICK, with_seeds
+from workers.simulator.experiments.report import Report, evaluate, read
+from workers.simulator.experiments.runs import Store, make_all
+
+NAMES = (*EXPERIMENTS, scale.NAME)
+Progress = Callable[[float, str], bool]
+
+
+def make(
+    name: str,
+    folder: Path,
+    *,
+    quick: bool = False,
+    seeds: Sequence[int] | None = None,
+    processes: int = 1,
+    progress: Progress | None = None,
+) -> Report:
+    """`progress(share, text)` may answer False to stop after the run that is being made. Raises Cancelled; the runs made so
+    far are kept."""
+    scope = QUICK if quick else FULL
+    chosen = tuple(seeds or scope.seeds)
+    if name == scale.NAME:
+        # Runs of many partitions are kept as their report alone.
+        return scale.run(scale.QUICK if quick else scale.FULL, chosen[0], processes, progress)
+    experiment, store = EXPERIMENTS[name](scope), Store(folder / "runs")
+
+    def told(done: int, of: int) -> bool:
+        return progress is None or progress(done / max(1, of), f"{done}/{of} runs")
+
+    make_all(with_seeds(experiment, chosen), store, processes, told)
+    return evaluate(experiment, store, chosen)
+
+
+def kept(name: str, folder: Path, *, quick: bool = False, seeds: Sequence[int] | None = None) -> Report | None:
+    """What the runs that were made before say; None where nothing is kept."""
+    if name == scale.NAME:
+        return read(folder / f"{scale.NAME}.json")
+    scope = QUICK if quick else FULL
+    return evaluate(EXPERIMENTS[name](scope), Store(folder / "runs"), tuple(seeds or scope.seeds))
