@@ -137,7 +137,7 @@ def _owner_named(name: str, role: str) -> User:
     if user is None:
         raise InvalidField("owner", f"{name[:80]!r} is not a user who may log in; leave it out for a service's key")
     if role and not has_role(Actor.person(user), role):
-        raise InvalidField("owner", f"{name} does not have the role {role}, so no key of theirs can")
+        raise InvalidField("owner", f"expected somebody with the role {role}, which {name} does not have")
     return user
 
 

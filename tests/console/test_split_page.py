@@ -9,9 +9,9 @@ from django.utils import timezone
 
 from apps.planning import services
 from apps.planning.models import Decision, DryRun, ForcedSplit, PlannerPolicy, Proposal, SwitchOrder
-from controlplane.actors import PLANNER
+from controlplane.actors import PLANNER, Actor
 from tests.console.kit import candidate
-from tests.factories import actor_with
+from tests.factories import actor_with, make_user
 from tests.planning.test_services import finish
 
 BASE = "/p/gb300/split/"
@@ -167,6 +167,27 @@ def test_a_closed_proposal_is_a_conflict_one_can_read(as_role, partition):
     answer = as_role("operator").post(f"{BASE}proposals/{proposal.pk}/approve/", typed("approve", reason=""))
     assert answer.status_code == 422
     assert b"is rejected" in answer.content
+
+
+def test_votes_and_proposals_through_keys_show_the_person_and_the_key(as_role, partition):
+    services.update_policy(partition, ADA, approvals_required=2)
+    bob, cyd = (make_user(name, "operator") for name in ("bob", "cyd"))
+    proposal = propose(partition, Actor("key", "acme/ci", bob, frozenset({"operator"})))
+    services.approve(proposal, Actor("key", "acme/laptop", cyd, frozenset({"operator"})))
+    page = as_role("operator").get(BASE).content.decode()
+    assert "cyd (key:acme/laptop): approve" in page
+    assert "bob (key:acme/ci)" in page
+
+
+def test_a_key_of_a_person_is_issued_here_and_says_whose_it_is(as_role, partition):
+    make_user("bob", "viewer")
+    client, address = as_role("administrator"), "/p/gb300/tenants/of/acme/keys/new/"
+    values = {"key-name": "laptop", "key-role": "operator", "key-owner": "bob", "key-days": "30", "key-reason": "his"}
+    refused = client.post(address, values)
+    assert refused.status_code == 422
+    assert b"Expected somebody with the role operator, which bob does not have." in refused.content
+    assert client.post(address, values | {"key-role": "viewer"}).status_code == 200
+    assert "as bob" in client.get("/p/gb300/tenants/of/acme/").content.decode()
 
 
 def test_proposals_and_orders_of_another_partition_are_not_found(as_role, partition):

@@ -131,7 +131,7 @@ def test_votes_proposals_and_the_trail_show_the_person_and_the_key(partition, pe
 
 
 def test_a_key_can_do_no_more_than_its_owner(partition, people):
-    with pytest.raises(InvalidField, match="bob does not have the role administrator"):
+    with pytest.raises(InvalidField, match="the role administrator, which bob does not have"):
         key_of(people["ada"], "bob", role="administrator")
     with pytest.raises(InvalidField, match="not a user"):
         key_of(people["ada"], "nobody")
