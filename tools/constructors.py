@@ -35,6 +35,8 @@ def _write_out(node: ast.ClassDef, lines: list[str]) -> None:
     arguments, statements = [], []
     for item in fields:
         name, kind = ast.unparse(item.target), ast.unparse(item.annotation)
+        if item.value is not None and ast.unparse(item.value) == "field(init=False)":
+            continue  # `__post_init__` sets it
         default = None if item.value is None else _default(item.value)
         if (
             any(word in kind for word in ("ClassVar", "InitVar", "KW_ONLY"))

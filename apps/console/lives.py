@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from apps.console import formats
 from apps.console.present import DROP_REASONS, LOST_CAUSES
 
 Json = Mapping[str, Any]
-_MOVE = re.compile(r"(?P<t>[0-9.]+) (?P<was>\S+) -> (?P<now>[^:]+): (?P<why>.*)", re.DOTALL)
 # The terms of a predicted TTFT in the order in which they are drawn.
 TERMS = (
     ("remaining_s", "batch under way"),
@@ -64,14 +62,10 @@ def tone(outcome: str) -> str:
     return "fine" if outcome in GOOD else "muted" if outcome in ("cancelled", *STAGES) else "bad"
 
 
-def moves(story: Sequence[str]) -> list[dict[str, Any]]:
-    """The story's lines, read: `{"t", "was", "now", "why"}`; a line of another form is left out."""
-    found = []
-    for line in story:
-        read = _MOVE.fullmatch(str(line))
-        if read:
-            found.append({"t": float(read["t"]), "was": read["was"], "now": read["now"], "why": read["why"]})
-    return found
+def moves(story: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """The story's rows by name: `{"t", "was", "now", "why"}`."""
+    rows = [row for row in story if not isinstance(row, str)]  # lines of text, as they were stored once
+    return [{"t": t, "was": was, "now": now, "why": why} for t, was, now, why in rows]
 
 
 def life(entry: Json, now: float) -> dict[str, Any]:

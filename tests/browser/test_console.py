@@ -200,8 +200,8 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(open_page, partitio
 
 def _more_to_see(partition):
     """A request with its life, a key and an alert that fires."""
-    story = ["100.000 queued -> prefilling: to gb300-1", "100.400 prefilling -> handing-over: prefilled",
-             "100.500 handing-over -> decoding: first token"]  # fmt: skip
+    story = [[100.0, "queued", "prefilling", "to gb300-1"], [100.4, "prefilling", "handing-over", "prefilled"],
+             [100.5, "handing-over", "decoding", "first token"]]  # fmt: skip
     term = dict.fromkeys(("remaining_s", "queue_s", "service_s", "fetch_s", "fetch_overflow_s", "duplicate_s"), 0.1)
     terms = [term | {"node": f"gb300-{i}", "total_s": 0.4 + i, "cached_tokens": 10, "fetch_tokens": 0, "mode": "local",
                      "why_not": "wrong-phase" if i > 2 else None} for i in (1, 2, 3)]  # fmt: skip

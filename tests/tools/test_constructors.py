@@ -27,10 +27,13 @@ class Frozen:
 @dataclass(slots=True)
 class Checked:
     low: int
+    twice: int = field(init=False)
+    high: int = 9
 
     def __post_init__(self) -> None:
         if self.low < 0:
             raise ValueError("low")
+        self.twice = 2 * self.low
 '''
 
 
@@ -51,6 +54,7 @@ def test_what_is_written_out_makes_the_same_objects():
     assert written["Frozen"]("a", note="x") == written["Frozen"]("a")
     with pytest.raises(ValueError, match="low"):
         written["Checked"](-1)
+    assert repr(plain["Checked"](4, 5)) == repr(written["Checked"](4, 5))
 
 
 def test_lines_stay_where_they_are():
@@ -69,7 +73,7 @@ def test_lines_stay_where_they_are():
         "@dataclass(slots=True)\nclass Own:\n    a: int\n\n    def __init__(self):\n        self.a = 1\n",
         "@dataclass(slots=True)\nclass Shared:\n    a: ClassVar[int] = 1\n\n\n",
         "@dataclass(slots=True)\nclass Full:\n    a: int\n    def b(self): ...\n",
-        "@dataclass(slots=True)\nclass Made:\n    a: int = field(init=False)\n    b: int = 1\n\n\n",
+        "@dataclass(slots=True)\nclass Made:\n    a: int = field(init=False, default=2)\n    b: int = 1\n\n\n",
         "@dataclass(slots=True, kw_only=True)\nclass Named:\n    a: int = 1\n    b: int\n\n\n",
         "class Plain:\n    a: int\n\n\n",
     ],

@@ -31,15 +31,18 @@ OURS = frozenset((401, 403))  # the gateway's own key was refused: not the clien
 RETRYABLE = frozenset((408, 425, 429, 499))
 logger = structlog.get_logger("switchyard.gateway")
 Feed = Callable[[events.Event], None]
+FeedAll = Callable[[list[events.Event]], None]
 
 
 class DirectUpstream:
     """One per gateway. `relays` are the living requests, `nodes` are shared with the rest of the gateway; `feed` reports to the yard."""
 
-    def __init__(self, client: Client, nodes: Mapping[str, DirectNode], rooms: sglang.Rooms, feed: Feed) -> None:
+    def __init__(
+        self, client: Client, nodes: Mapping[str, DirectNode], rooms: sglang.Rooms, feed: Feed, feed_all: FeedAll
+    ) -> None:
         self.client = client
         self.rooms = rooms
-        self.feed = feed
+        self.feed, self.feed_all = feed, feed_all
         self.loop = asyncio.get_running_loop()
         self.relays: dict[str, Relay] = {}
         self.ending: dict[Call, float] = {}  # what they carried is over; till when the engine may take to end them
@@ -308,13 +311,14 @@ class AnswerLeg(Leg):
             call.abort()
             self.failed(call, CallError("bad-answer", str(error)))
             return
-        if first:
-            self._first_token()
+        came = self._first_token() if first else []
         if relay.over:
             call.pause(False)
             self.upstream.ending[call] = self.upstream.loop.time() + ENDING_S
-            self._done()
-        elif first and relay.exchange.blocked:
+            came.append(self._done())
+        if came:
+            self.upstream.feed_all(came)
+        if first and not relay.over and relay.exchange.blocked:
             call.pause(True)
 
     def end(self, call: Call) -> None:
@@ -335,25 +339,25 @@ class AnswerLeg(Leg):
         if not isinstance(document, dict):
             self.broken("bad-answer", f"The node {self.node.name} did not answer in JSON.", True)
             return
-        self._first_token()
         self.relay.finish_whole(body, document)
-        self._done()
+        self.upstream.feed_all([*self._first_token(), self._done()])
 
-    def _first_token(self) -> None:
-        relay, feed = self.relay, self.upstream.feed
-        feed(events.FirstToken(relay.request_id))
+    def _first_token(self) -> list[events.Event]:
+        relay = self.relay
+        came: list[events.Event] = [events.FirstToken(relay.request_id)]
         if self.computes is not None:
             self.computes.served(relay.prompt.chain)
             self.computes, self.stage = None, "decode"
-            feed(events.PrefillFinished(relay.request_id, None))
+            came.append(events.PrefillFinished(relay.request_id, None))
+        return came
 
-    def _done(self) -> None:
+    def _done(self) -> events.Event:
         relay = self.relay
         relay.answer = None
         self.upstream.left_room(relay)
         self.upstream.forget(relay)
         result = _result(relay, relay.usage) if relay.usage is not None else None
-        self.upstream.feed(events.DecodeFinished(relay.request_id, "stop", relay.output_tokens, result=result))
+        return events.DecodeFinished(relay.request_id, "stop", relay.output_tokens, result=result)
 
     def broken(self, reason: str, message: str, retryable: bool) -> None:
         self.relay.answer = None

@@ -77,9 +77,13 @@ class YardDriver:
 
     def feed(self, event: events.Event) -> None:
         """Hands one event to the yard and does what it asks for. Raises ConfigError for a configuration it refuses."""
+        self.feed_all([event])
+
+    def feed_all(self, together: list[events.Event]) -> None:
+        """As `feed`, of events that came in one moment."""
         now = self.clock()
         began = time.perf_counter()
-        answer = self.yard.handle(now, event)
+        answer = self.yard.handle_all(now, together)
         took_s = time.perf_counter() - began
         dispatched = False
         for command in answer:

@@ -56,7 +56,7 @@ class Serving:
         self.upstream: Upstream | DirectUpstream
         if _is_direct(config):
             self.direct = self.upstream = DirectUpstream(
-                Client(), self.engines, sglang.Rooms(secrets.randbelow), self.driver.feed
+                Client(), self.engines, sglang.Rooms(secrets.randbelow), self.driver.feed, self.driver.feed_all
             )
             self.driver.connect(self.direct, self.engines)
         else:

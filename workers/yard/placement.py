@@ -22,6 +22,23 @@ from workers.yard.nodes import KnownNode, NodeTable, Stage
 from workers.yard.requests import RequestState
 
 
+class Basis:
+    """What the facts about the nodes were made of, compared with what is known of them now."""
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self._of = [(node.status, node.config, node.health, node.breaker.is_open) for node in nodes]
+
+    def holds(self, nodes: NodeTable) -> bool:
+        if len(nodes.by_name) != len(self._of):
+            return False
+        for node, (status, config, health, is_open) in zip(nodes.by_name.values(), self._of, strict=True):
+            if node.status is not status or node.config is not config:
+                return False
+            if node.health != health or node.breaker.is_open != is_open:
+                return False
+        return True
+
+
 class Placement:
     """Chooses nodes and remembers what is placed where. Nodes to `avoid`, and those that have not reported lately, count
     only when nobody else can do it."""
@@ -31,7 +48,7 @@ class Placement:
         self._router = Router(config.routing)
         self._block_tokens = config.model.block_tokens
         self.loads = LoadBook(config.network)
-        self._known: dict[Stage, tuple[list[object], list[NodeFacts]]] = {}
+        self._known: dict[Stage, tuple[Basis, list[NodeFacts]]] = {}
 
     def configure(self, config: PartitionConfig) -> None:
         self._router.configure(config.routing)
@@ -45,12 +62,9 @@ class Placement:
         are left out where others can do the work; those to avoid are then no candidates, but their pools may be read: a
         process that died leaves its pool behind."""
         if not avoid:
-            basis: list[object] = []
-            for node in self._nodes:
-                basis += (node.status, node.config, node.health, node.breaker.is_open)
             known = self._known.get(stage)
-            if known is None or known[0] != basis:
-                known = self._known[stage] = (basis, self._facts_now(stage, avoid))
+            if known is None or not known[0].holds(self._nodes):
+                known = self._known[stage] = (Basis(self._nodes), self._facts_now(stage, avoid))
             return known[1]
         return self._facts_now(stage, avoid)
 

@@ -48,6 +48,10 @@ _NEXT: dict[Stage, frozenset[Stage]] = {
 }
 
 
+Move = tuple[float, Stage, Stage, str]
+"""When, from where, to where, and why."""
+
+
 class InvalidTransition(Exception):
     """A move that the life of a request does not have; the message tells the request's story so far."""
 
@@ -93,7 +97,7 @@ class RequestState:
     last_token_at: float | None = None
     sent_tokens: int = 0
     lost_tokens: dict[str, int] = field(default_factory=dict)
-    story: list[str] = field(default_factory=list)
+    story: list[Move] = field(default_factory=list)
 
     @property
     def request_id(self) -> str:
@@ -117,7 +121,7 @@ class RequestState:
         """Goes to another stage. Raises `InvalidTransition` for a move that does not exist."""
         legal = not self.stage.ended and (stage.ended or stage in _NEXT[self.stage])
         if not legal:
-            story = "; ".join(self.story[-20:])
+            story = "; ".join([f"{at:.3f} {was} -> {then}: {said}" for at, was, then, said in self.story[-20:]])
             raise InvalidTransition(f"{self.request_id}: {self.stage} -> {stage} ({why}) is no move. So far: {story}")
-        self.story.append(f"{now:.3f} {self.stage} -> {stage}: {why}")
+        self.story.append((now, self.stage, stage, why))
         self.stage = stage

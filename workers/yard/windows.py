@@ -13,16 +13,19 @@ class SampleWindow:
 
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
-        self._samples: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+        self._times: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._values: deque[float] = deque(maxlen=MAX_SAMPLES)
 
     def add(self, now: float, value: float) -> None:
-        self._samples.append((now, value))
+        self._times.append(now)
+        self._values.append(value)
 
     def values(self, now: float) -> list[float]:
         """Values younger than the window, oldest first."""
-        while self._samples and self._samples[0][0] <= now - self.window_s:
-            self._samples.popleft()
-        return [value for _, value in self._samples]
+        while self._times and self._times[0] <= now - self.window_s:
+            self._times.popleft()
+            self._values.popleft()
+        return list(self._values)
 
     def percentiles(self, now: float, which: tuple[int, ...] = (50, 95, 99)) -> dict[str, float | int | None]:
         """`{"p50": .., "n": ..}` by nearest rank; None where there are no samples."""

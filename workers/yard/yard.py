@@ -6,7 +6,7 @@ for (`commands.py`); it does no I/O and reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apps.flowcontrol.domain import events as flow_events
@@ -65,10 +65,15 @@ class Yard:
 
         Late or repeated reports about requests that have ended change nothing.
         """
+        return self.handle_all(now, [event])
+
+    def handle_all(self, now: float, together: Sequence[events.Event]) -> list[commands.Command]:
+        """As `handle`, of events that came in one moment: what follows from them is looked at once, after the last."""
         self._watch_time(now)
-        self._handlers[type(event)](now, event)
-        if self.fleet.judge_again:
-            self._nodes_changed(now)
+        for event in together:
+            self._handlers[type(event)](now, event)
+            if self.fleet.judge_again:
+                self._nodes_changed(now)
         self._life.settle(now)
         answer, self._m.out = self._m.out, []
         return answer
