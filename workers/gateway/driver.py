@@ -128,9 +128,11 @@ class YardDriver:
             node = self._nodes.get(command.node)
             if node is not None:
                 node.resync()
-        else:
+        elif isinstance(command, commands.Journal):
             self._metrics.recorded(self.yard, command.record)
             self._journal(command.record)
+        else:  # a gateway's configuration does not switch it on: docs/adr/0017
+            raise TypeError(f"{type(command).__name__}: agents fetch nothing ahead of a prefill")
 
     def _arm_soon(self) -> None:
         """Deadlines are looked at once for all events of the next milliseconds: none is that exact."""

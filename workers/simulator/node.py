@@ -40,6 +40,21 @@ class SimNode(NodeCore):
             self.prefill.start(now, job, fetch)
             self.settle(now)
 
+    def prefetch(self, now: float, request_id: str, chain: bytes, fetch: Fetch) -> None:
+        """Bring blocks of a request that is not here yet."""
+        if self.alive:
+            self.advance(now)
+            self.prefill.fetch_ahead(now, request_id, chain, fetch)
+            self.settle(now)
+        else:
+            self.host.fetched_ahead(now, self, request_id)
+
+    def cancel_prefetch(self, now: float, request_id: str) -> None:
+        if self.alive:
+            self.advance(now)
+            self.prefill.cancel_ahead(now, request_id)
+            self.settle(now)
+
     def start_decode(self, now: float, job: Job, source: str, generation: int) -> None:
         """Take an output over from the node that computed its context."""
         if self._takes(now, job, "decode", generation):

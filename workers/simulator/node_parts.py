@@ -79,6 +79,9 @@ class Host(Protocol):
 
     def prefilled(self, now: float, node: NodeCore, job: Job, result: PrefillResult) -> None: ...
 
+    def fetched_ahead(self, now: float, node: NodeCore, request_id: str) -> None:
+        """What was to come ahead of the request has come, or will not."""
+
     def joined(self, now: float, node: NodeCore, job: Job) -> None:
         """The request has a place in the decode batch."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from apps.kvcache.domain.hashing import HASH_BYTES
-from workers.agent.engines.simulated_network import earliest_end, occupy
+from workers.agent.engines.simulated_network import earliest_end, give_back, occupy
 from workers.agent.engines.simulated_prefill_loop import PrefillWork
 from workers.simulator.node_core import Kept, NodeCore
 from workers.simulator.node_parts import FETCH_DEADLINE_S, HANDOFF_PIN_S, Job
@@ -28,12 +28,30 @@ class PrefillCall:
     fetch_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """Blocks `[first, end of chain)` on their way from `peer` (None: nothing can come), for a call or ahead of it."""
+
+    peer: NodeCore | None
+    boot: int
+    chain: bytes
+    first: int
+    starts_at: float
+    ends_at: float
+    missing_tokens: int
+    pinned: bytes = b""
+    call: PrefillCall | None = None
+    request_id: str = ""
+    over: bool = False
+
+
 class PrefillStage:
-    """`calls`: the prompts that wait or are computed, by request."""
+    """`calls`: the prompts that wait or are computed, by request. `_ahead`: transfers for requests that are not here yet."""
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
         self.calls: dict[str, PrefillCall] = {}
+        self._ahead: dict[str, Transfer] = {}
 
     def start(self, now: float, job: Job, fetch: Fetch | None) -> None:
         """Queue a prompt; its fetch begins now where the data plane says so."""
@@ -105,68 +123,119 @@ class PrefillStage:
     # ---- fetching ------------------------------------------------------------------------------------------------
 
     def _fetch_while_queued(self, now: float, call: PrefillCall, fetch: Fetch) -> None:
-        """Pull blocks from the peer; the prompt may start when they are here. What the peer does not have is computed."""
-        booked = self._book_transfer(now, call, fetch)
-        if booked is None:
-            return
-        core = self._core
-        peer, first, chain, ends_at = booked
+        """Pull blocks from the peer; the prompt may start when they are here. What the peer does not have is computed. Blocks
+        that were already on their way for this request are waited for, and asked for no more."""
+        transfer = self._ahead.pop(call.job.request_id, None)
+        if transfer is None:
+            transfer = self._book(now, call.job.chain, fetch)
+            if transfer is None:
+                return
+            self._count_failed(call, transfer.missing_tokens)
+            if transfer.peer is None:
+                return
+            self._under_way(transfer)
         call.work.resident = False
-        pinned, boot = peer.pool.pin(chain), peer.boot
-
-        def arrive(at: float) -> None:
-            same = peer.alive and peer.boot == boot
-            if same:
-                peer.pool.unpin(pinned)
-            if self.calls.get(call.job.request_id) is call:
-                call.fetch_s = at - call.work.queued_at
-                call.work.resident = True
-                self._arrived(at, call, chain if same and not core.host.fetch_fails() else b"", first, chain)
-
-        core.agenda.at(ends_at, arrive)
+        transfer.call = call
 
     def _fetch_at_start(self, now: float, call: PrefillCall, fetch: Fetch) -> float:
         """Pull blocks now that the prompt starts; answers how long its iteration has to wait for them."""
-        booked = self._book_transfer(now, call, fetch)
-        if booked is None:
+        transfer = self._book(now, call.job.chain, fetch)
+        if transfer is None:
             return 0.0
-        _, first, chain, ends_at = booked
-        call.fetch_s = ends_at - now
-        self._arrived(now, call, b"" if self._core.host.fetch_fails() else chain, first, chain)
-        return ends_at - now
+        self._count_failed(call, transfer.missing_tokens)
+        if transfer.peer is None:
+            return 0.0
+        call.fetch_s = transfer.ends_at - now
+        came = b"" if self._core.host.fetch_fails() else transfer.chain
+        self._arrived(call, transfer, self._keep(now, came, transfer.first))
+        return transfer.ends_at - now
 
-    def _book_transfer(self, now: float, call: PrefillCall, fetch: Fetch) -> tuple[NodeCore, int, bytes, float] | None:
-        """Occupy both links; answers (peer, first block fetched, chain it has, end), or None where nothing can come."""
-        core, job = self._core, call.job
-        block_tokens = core.spec.block_tokens
-        first = core.pool.lookup(job.chain)
+    def fetch_ahead(self, now: float, request_id: str, chain: bytes, fetch: Fetch) -> None:
+        """Pull blocks of a request that is not here yet. `Host.fetched_ahead` is told once they have come, or cannot."""
+        transfer = self._book(now, chain, fetch)
+        if transfer is None or transfer.peer is None:
+            self._core.host.fetched_ahead(now, self._core, request_id)
+            return
+        transfer.request_id = request_id
+        self._ahead[request_id] = transfer
+        self._under_way(transfer)
+
+    def cancel_ahead(self, now: float, request_id: str) -> None:
+        """Pull no more for a request that is not here; what has come by now stays."""
+        transfer = self._ahead.pop(request_id, None)
+        if transfer is None or transfer.peer is None:
+            return
+        core, peer = self._core, transfer.peer
+        transfer.over = True
+        took_s = transfer.ends_at - transfer.starts_at
+        share = min(1.0, max(0.0, (now - transfer.starts_at) / took_s)) if took_s > 0 else 1.0
+        blocks = transfer.first + int(share * (len(transfer.chain) // HASH_BYTES - transfer.first))
+        if blocks > transfer.first:
+            self._keep(now, transfer.chain[: blocks * HASH_BYTES], transfer.first)
+        if peer.alive and peer.boot == transfer.boot:
+            peer.pool.unpin(transfer.pinned)
+            give_back(peer.nic, core.nic, transfer.ends_at, max(now, transfer.starts_at))
+
+    def _under_way(self, transfer: Transfer) -> None:
+        peer = transfer.peer
+        assert peer is not None
+        transfer.pinned = peer.pool.pin(transfer.chain)
+        self._core.agenda.at(transfer.ends_at, lambda at: self._ends(at, transfer))
+
+    def _ends(self, at: float, transfer: Transfer) -> None:
+        if transfer.over:
+            return
+        core, peer, call = self._core, transfer.peer, transfer.call
+        assert peer is not None
+        transfer.over = True
+        same = peer.alive and peer.boot == transfer.boot
+        if same:
+            peer.pool.unpin(transfer.pinned)
+        if call is not None:
+            if self.calls.get(call.job.request_id) is call:
+                call.fetch_s = at - call.work.queued_at
+                call.work.resident = True
+                came = transfer.chain if same and not core.host.fetch_fails() else b""
+                self._arrived(call, transfer, self._keep(at, came, transfer.first))
+        elif self._ahead.pop(transfer.request_id, None) is not None:
+            came = transfer.chain if same and not core.host.fetch_fails() else b""
+            self._keep(at, came, transfer.first)
+            core.host.fetched_ahead(at, core, transfer.request_id)
+
+    def _book(self, now: float, whole: bytes, fetch: Fetch) -> Transfer | None:
+        """Occupy both links for what of `whole` the peer has and this node lacks. None where nothing is lacking; without a
+        peer where nothing can come."""
+        core, block_tokens = self._core, self._core.spec.block_tokens
+        first = core.pool.lookup(whole)
         wanted_tokens = max(0, fetch.to_block - first) * block_tokens
         if not wanted_tokens:
             return None
         peer = core.host.peer(fetch.source_node)
-        chain = job.chain[: fetch.to_block * HASH_BYTES]
+        chain = whole[: fetch.to_block * HASH_BYTES]
         last = max(first, peer.pool.lookup(chain)) if peer is not None and peer.alive else first
         tokens = (last - first) * block_tokens
         if peer is None or not tokens:
-            self._count_failed(call, wanted_tokens)
-            return None
-        ends_at = earliest_end(now, peer.nic, core.nic, core.timing.transfer_s(tokens))
+            return Transfer(None, 0, b"", first, now, now, wanted_tokens)
+        takes_s = core.timing.transfer_s(tokens)
+        ends_at = earliest_end(now, peer.nic, core.nic, takes_s)
         if ends_at - now > FETCH_DEADLINE_S:
-            self._count_failed(call, wanted_tokens)
-            return None
-        self._count_failed(call, wanted_tokens - tokens)
+            return Transfer(None, 0, b"", first, now, now, wanted_tokens)
         occupy(peer.nic, core.nic, ends_at)
-        return peer, first, chain[: last * HASH_BYTES], ends_at
+        chain = chain[: last * HASH_BYTES]
+        return Transfer(peer, peer.boot, chain, first, ends_at - takes_s, ends_at, wanted_tokens - tokens)
 
-    def _arrived(self, now: float, call: PrefillCall, came: bytes, first: int, asked: bytes) -> None:
+    def _keep(self, now: float, came: bytes, first: int) -> int:
+        """Store what came; answers how many blocks that are."""
+        arrived = max(0, self._core.store(now, came) - first) if came else 0
+        self._core.counters.fetched_tokens += arrived * self._core.spec.block_tokens
+        return arrived
+
+    def _arrived(self, call: PrefillCall, transfer: Transfer, blocks: int) -> None:
         core = self._core
         block_tokens = core.spec.block_tokens
-        held = core.store(now, came) if came else first
-        arrived = max(0, held - first)
-        call.fetched_from_tokens = first * block_tokens
-        call.fetched_until_tokens = call.fetched_from_tokens + arrived * block_tokens
-        core.counters.fetched_tokens += arrived * block_tokens
-        self._count_failed(call, (len(asked) // HASH_BYTES - first - arrived) * block_tokens)
+        call.fetched_from_tokens = transfer.first * block_tokens
+        call.fetched_until_tokens = call.fetched_from_tokens + blocks * block_tokens
+        self._count_failed(call, (len(transfer.chain) // HASH_BYTES - transfer.first - blocks) * block_tokens)
         call.pinned = core.repin(call.pinned, call.job.chain)
 
     def _count_failed(self, call: PrefillCall, tokens: int) -> None:

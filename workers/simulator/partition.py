@@ -93,6 +93,8 @@ class Partition:
         self._handled = 0
         self._carry: dict[type, Callable[[float, Any], None]] = {
             commands.StartPrefill: self._start_prefill,
+            commands.Prefetch: self._prefetch,
+            commands.CancelPrefetch: self._cancel_prefetch,
             commands.StartDecode: self._start_decode,
             commands.AbortOnNode: self._abort,
             commands.ReleaseHandoff: self._release_handoff,
@@ -156,6 +158,14 @@ class Partition:
         if job.sent_tokens:
             job.prompt_tokens = living.turn.prompt_tokens + job.sent_tokens
         self.nodes[command.node].start_prefill(now, job, command.fetch, command.generation)
+
+    def _prefetch(self, now: float, command: commands.Prefetch) -> None:
+        self.recorder.prefetches += 1
+        job = self.living[command.request_id].job
+        self.nodes[command.node].prefetch(now, command.request_id, job.chain, command.fetch)
+
+    def _cancel_prefetch(self, now: float, command: commands.CancelPrefetch) -> None:
+        self.nodes[command.node].cancel_prefetch(now, command.request_id)
 
     def _start_decode(self, now: float, command: commands.StartDecode) -> None:
         living = self.living[command.request_id]
@@ -273,6 +283,13 @@ class Partition:
         self.feed(now, events.PrefillFinished(job.request_id, result))
         if job.request_id not in self.yard.requests and job.request_id in self.living:
             self._end(now, living, job.sent_tokens)
+
+    def fetched_ahead(self, now: float, node: NodeCore, request_id: str) -> None:
+        self._later(self._fetched_ahead, request_id, node.name)
+        self._settle_soon()
+
+    def _fetched_ahead(self, now: float, request_id: str, node: str) -> None:
+        self.feed(now, events.PrefetchEnded(request_id, node))
 
     def joined(self, now: float, node: NodeCore, job: Job) -> None:
         if node.plane.answers_from == "decode":

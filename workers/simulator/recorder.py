@@ -23,6 +23,7 @@ class Recorder:
     refused: dict[str, int] = field(default_factory=dict)
     failed: int = 0
     retried: int = 0
+    prefetches: int = 0
     imbalance: list[tuple[float, float]] = field(default_factory=list)
     switch_s: list[tuple[float, float]] = field(default_factory=list)
     splits: list[tuple[float, int, int]] = field(default_factory=list)

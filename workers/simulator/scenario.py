@@ -90,6 +90,7 @@ class Run:
         return found | {
             "final_split": f"{split['prefill']}P{split['decode']}D",
             "pause_mean_s": pauses / turns if turns else 0.0,
+            "prefetches": partition.recorder.prefetches,
             "rollbacks": len(planner.rollbacks) if isinstance(planner, OwnPlanner) else 0,
             "events": partition.clock.events,
             "all_requests": partition.answered,
@@ -100,7 +101,13 @@ def build(cluster: Cluster, system: System, settings: Settings) -> Run:
     """Everything but the workload."""
     split = cluster.split(system)
     config = PartitionConfig.parse(_document(cluster, system, settings, split))
-    routing = replace(config.routing, decode=system.decode_routing, fetch=system.fetch, holds_back=system.central_queue)
+    routing = replace(
+        config.routing,
+        decode=system.decode_routing,
+        fetch=system.fetch,
+        holds_back=system.central_queue,
+        prefetch_bytes=system.prefetch_bytes,
+    )
     config = replace(config, routing=routing)
     true = cluster.hardware
     specs = tuple(

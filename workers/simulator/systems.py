@@ -23,14 +23,16 @@ IN_PLACE = SwitchStyle(keeps_kv=False, seconds=(2.0, 4.0))
 @dataclass(frozen=True, slots=True)
 class System:
     """`routing`, `decode_routing`: policies of the router (None: the same). `fetch`: whether prefill nodes copy from peers
-    (None: as the policy does). `central_queue`: requests wait in flow control; else each is dispatched at once. `pauses`:
-    agents are paused while the KV of all would not fit."""
+    (None: as the policy does). `central_queue`: requests wait in flow control; else each is dispatched at once.
+    `prefetch_bytes`: what may be on its way to a node for requests that wait there. `pauses`: agents are paused while the KV
+    of all would not fit."""
 
     name: str
     routing: str = "ttft"
     decode_routing: str | None = None
     fetch: bool | None = None
     central_queue: bool = True
+    prefetch_bytes: float = 0.0
     plane: DataPlane = POOL
     planner: PlannerName = "none"
     guards: bool = True
@@ -58,13 +60,14 @@ THUNDERAGENT = replace(CACHE_AWARE, name="thunderagent", pauses=True)
 DATA_PLANE = replace(CACHE_AWARE, name="data-plane", fetch=True, plane=DataPlane(eviction="lru"))
 EVICTION = replace(DATA_PLANE, name="data-plane+eviction", plane=POOL)
 ROUTING = replace(FIXED, name="data-plane+eviction+routing")
+PREFETCHING = replace(FIXED, name="switchyard+prefetch", prefetch_bytes=16e9)
 PUBLISHED = replace(SWITCHYARD, name="published-rules", guards=False)
 
 SYSTEMS = {
     system.name: system
     for system in (
         SWITCHYARD, FIXED, STATIC, DYNAMO, ARROW, CACHE_AWARE, STICKY, KV_ROUTER, KV_ROUTER_POOL, THUNDERAGENT,
-        DATA_PLANE, EVICTION, ROUTING, PUBLISHED,
+        DATA_PLANE, EVICTION, ROUTING, PUBLISHED, PREFETCHING,
     )
 }  # fmt: skip
 

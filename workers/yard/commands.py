@@ -37,6 +37,24 @@ class StartPrefill:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Bring blocks of a request that still waits in the central queue to a prefill node; answered by `PrefetchEnded`. A
+    `StartPrefill` of the request there takes over what is under way."""
+
+    request_id: str
+    node: str
+    fetch: Fetch
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPrefetch:
+    """Bring no more; what has come may stay."""
+
+    request_id: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartDecode:
     """Send the request to a decode node, which takes the KV over from `source` (where it was prefilled)."""
 
@@ -127,5 +145,15 @@ class Journal:
 
 
 Command = (
-    StartPrefill | StartDecode | AbortOnNode | ReleaseHandoff | DropOrphan | Refuse | PushRefs | FetchSnapshot | Journal
+    StartPrefill
+    | Prefetch
+    | CancelPrefetch
+    | StartDecode
+    | AbortOnNode
+    | ReleaseHandoff
+    | DropOrphan
+    | Refuse
+    | PushRefs
+    | FetchSnapshot
+    | Journal
 )

@@ -6,6 +6,7 @@ from apps.flowcontrol.domain import events as flow_events
 from apps.kvcache.domain import events as kv_events
 from workers.yard import commands
 from workers.yard.machines import Machines
+from workers.yard.prefetch import Prefetching
 from workers.yard.requests import RequestState, Stage
 
 
@@ -13,8 +14,9 @@ class Ends:
     """The end of requests. `waiting` holds admitted ones that no node can take at the moment; `room_has_changed` says that
     they are to be looked at."""
 
-    def __init__(self, machines: Machines) -> None:
+    def __init__(self, machines: Machines, prefetching: Prefetching) -> None:
         self._m = machines
+        self._prefetching = prefetching
         self.waiting: dict[str, RequestState] = {}
         self.room_has_changed = False
 
@@ -75,6 +77,7 @@ class Ends:
         state.reason = reason
         del self._m.requests[state.request_id]
         self.waiting.pop(state.request_id, None)
+        self._prefetching.left(state, None)
         self.release_handoff(state)
         self._m.placement.loads.finished(now, state.request_id)
         self._m.fleet.load.in_flight(now, -1)

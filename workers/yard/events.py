@@ -111,6 +111,14 @@ class AnswerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefetchEnded:
+    """Blocks that were to come ahead of a request's prefill have come to the node, or will not."""
+
+    request_id: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillFinished:
     """The first token is there. `result` None: the engine tells what it had cached at the answer's end, if at all."""
 
@@ -249,6 +257,7 @@ Event = (
     Arrived
     | ClientGone
     | AnswerEnded
+    | PrefetchEnded
     | PrefillFinished
     | PrefillFailed
     | FirstToken

@@ -14,6 +14,7 @@ from workers.yard import commands, events
 from workers.yard.ends import Ends
 from workers.yard.failures import Failures
 from workers.yard.machines import Machines
+from workers.yard.prefetch import Prefetching
 from workers.yard.recovery import HandedOver
 from workers.yard.requests import RequestState, Stage
 from workers.yard.sending import Sending
@@ -24,7 +25,8 @@ class RequestLife:
 
     def __init__(self, machines: Machines) -> None:
         self._m = machines
-        self._ends = Ends(machines)
+        self.prefetching = Prefetching(machines)
+        self._ends = Ends(machines, self.prefetching)
         self._sending = Sending(machines, self._ends)
         self.failures = Failures(machines, self._ends, self._sending)
         self.predicted_at = 0.0
@@ -53,6 +55,7 @@ class RequestLife:
         held_tokens = held_blocks * request.prompt.block_tokens
         state.uncached_estimate_tokens = max(1, request.prompt.tokens - held_tokens)
         state.in_flow = True
+        self.prefetching.queued(state)
         self._report_prediction(now)
         self._m.tell_flow(
             now,
@@ -97,6 +100,7 @@ class RequestLife:
                 if self._m.flow.wants_predictions:
                     self._report_prediction(now)
                 if not (self._m.dropped or self._m.dispatched):
+                    self.prefetching.look(now)
                     return
 
     def _dropped(self, now: float, drop: flow_commands.Drop) -> None:
@@ -118,6 +122,7 @@ class RequestLife:
         state.flow_outcome = flow_commands.Outcome.DISPATCHED
         if self._sending.announce_decode(now, state) and self._sending.start_prefill(now, state):
             state.queue_s = dispatch.waited_s
+            self.prefetching.left(state, state.prefill_node)
             self._m.outcomes.dispatched(now, dispatch.waited_s)
         else:
             self._withdraw(now, state)
@@ -128,6 +133,9 @@ class RequestLife:
             self._m.placement.loads.finished(now, state.request_id)
             state.holds_prefill, state.decode_node, state.flow_outcome = False, None, None
             self._m.tell_flow(now, flow_events.Withdraw(state.request_id))
+
+    def prefetch_ended(self, now: float, event: events.PrefetchEnded) -> None:
+        self.prefetching.ended(event)
 
     def prefill_finished(self, now: float, event: events.PrefillFinished) -> None:
         state = self._ends.find(event.request_id, Stage.PREFILLING)

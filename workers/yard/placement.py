@@ -87,8 +87,10 @@ class Placement:
         matches: Mapping[str, int],
         home: str | None,
         unseen: Callable[[float, Iterable[str]], Mapping[str, str]],
+        takes_turn: bool = True,
     ) -> PrefillChoice:
-        """The node for the prompt and the output so far. `unseen` tells of which nodes it is not known what they hold."""
+        """The node for the prompt and the output so far. `unseen` tells of which nodes it is not known what they hold.
+        `takes_turn` False only asks."""
         facts = self.facts("prefill", state.avoid)
         query = PrefillQuery(
             request_id=state.request_id,
@@ -99,7 +101,7 @@ class Placement:
             home=home,
             unseen=unseen(now, [entry.name for entry in facts if why_not_eligible(entry, "prefill") is None]),
         )
-        return self._router.decide_prefill(now, query, facts, self.loads)
+        return self._router.decide_prefill(now, query, facts, self.loads, takes_turn)
 
     def choose_decode(self, now: float, state: RequestState, home: str | None) -> DecodeChoice:
         """The node for what is still to come; the request's own announcement does not stand in its way."""

@@ -38,6 +38,7 @@ class Yard:
             events.Arrived: self._life.arrived,
             events.ClientGone: self._life.client_gone,
             events.AnswerEnded: self._life.answer_ended,
+            events.PrefetchEnded: self._life.prefetch_ended,
             events.PrefillFinished: self._life.prefill_finished,
             events.PrefillFailed: self._life.prefill_failed,
             events.FirstToken: self._life.first_token,
@@ -82,6 +83,7 @@ class Yard:
         """When the next `Tick` is due (seconds of the driver's clock)."""
         deadlines = [self.flow.next_deadline(), self.kv.next_deadline(), self.fleet.next_deadline()]
         deadlines += [state.look_at for state in self._life.waiting.values()]
+        deadlines.append(self._life.prefetching.next_deadline())
         if self.flow.wants_predictions:
             deadlines.append(self._life.predicted_at + PREDICT_EVERY_S)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -101,6 +103,7 @@ class Yard:
         self.kv.check_integrity()
         self.flow.check_integrity()
         self.placement.loads.check_integrity()
+        self._life.prefetching.check_integrity()
         for request_id, state in self.requests.items():
             assert not state.stage.ended, f"{request_id} has ended ({state.stage}) and is still here"
             assert (state.stage is Stage.WAITING) == (request_id in self._life.waiting), f"{request_id}: waiting list"

@@ -52,19 +52,27 @@ class Router:
         )
 
     def decide_prefill(
-        self, now: float, query: PrefillQuery, facts: Sequence[NodeFacts], loads: LoadBook
+        self,
+        now: float,
+        query: PrefillQuery,
+        facts: Sequence[NodeFacts],
+        loads: LoadBook,
+        takes_turn: bool = True,
     ) -> PrefillChoice:
         """As `choose_prefill` on the nodes' views; of many nodes at once where the policy compares predicted TTFTs. The
-        same `NodeFacts` objects in `facts` as the last time cost nothing."""
+        same `NodeFacts` objects in `facts` as the last time cost nothing. `takes_turn` False only asks what the choice
+        would be."""
         if len(facts) < COLUMNS_FROM_NODES or not isinstance(self._policy, LeastTtft):
-            return self.choose_prefill(now, query, [loads.view(now, entry) for entry in facts])
+            return self.choose_prefill(now, query, [loads.view(now, entry) for entry in facts], takes_turn)
         table = loads.board("prefill", facts).predict(now, query, self.settings.network, self._may_fetch)
         if not table.eligible.any():
             return PrefillChoice(None, None, table, None, "no-node", _nobody("prefill", tuple(table)))
         pick = self._policy.pick_from_table(table, self._prefill_turns)
-        return self._chosen(query, pick, table, table.of(pick.node))
+        return self._chosen(query, pick, table, table.of(pick.node), takes_turn)
 
-    def choose_prefill(self, now: float, query: PrefillQuery, views: Sequence[NodeView]) -> PrefillChoice:
+    def choose_prefill(
+        self, now: float, query: PrefillQuery, views: Sequence[NodeView], takes_turn: bool = True
+    ) -> PrefillChoice:
         """The node that should compute the prompt, or None when no node is eligible."""
         sources = best_sources(query.matches, views)
         rows: list[CandidateTerms] = []
@@ -81,13 +89,19 @@ class Router:
             return PrefillChoice(None, None, tuple(rows), None, "no-node", _nobody("prefill", rows))
         pick = self._policy.pick_prefill(query, candidates, self._prefill_turns)
         chosen = next(c.terms for c in candidates if c.view.name == pick.node)
-        return self._chosen(query, pick, tuple(rows), chosen)
+        return self._chosen(query, pick, tuple(rows), chosen, takes_turn)
 
     def _chosen(
-        self, query: PrefillQuery, pick: Pick, rows: Sequence[CandidateTerms], chosen: CandidateTerms | None
+        self,
+        query: PrefillQuery,
+        pick: Pick,
+        rows: Sequence[CandidateTerms],
+        chosen: CandidateTerms | None,
+        takes_turn: bool,
     ) -> PrefillChoice:
         assert chosen is not None
-        self._prefill_turns.used(pick.node)
+        if takes_turn:
+            self._prefill_turns.used(pick.node)
         predicted_s = query.waited_s + chosen.ttft_s
         blind = what_is_unseen(query)
         reason = f"{pick.node}: {pick.text}" + "".join(f"; blind: {lack.text}" for lack in blind)

@@ -205,6 +205,7 @@ class RoutingPolicy:
     predicted TTFTs this close count as equal, and the node with less placed on it wins. `fetch` None leaves it to the
     policy (only `ttft` fetches from peers). `decode` names another policy for decode nodes (None: the same).
     `holds_back` False sends requests on to decode nodes without room, to wait in the engine, as routers without a queue do.
+    `prefetch_bytes`: how much may be on its way to one node for requests that still wait in the central queue (0: nothing).
     """
 
     name: str
@@ -218,6 +219,7 @@ class RoutingPolicy:
     overlap_weight: float = 1.0
     decode: str | None = None
     holds_back: bool = True
+    prefetch_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for path, name in (("routing.policy", self.name), ("routing.decode", self.decode or self.name)):

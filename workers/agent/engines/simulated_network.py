@@ -19,6 +19,14 @@ def earliest_end(now: float, source: Nic | None, target: Nic, transfer_s: float)
     return starts_at + transfer_s
 
 
+def give_back(source: Nic, target: Nic, ends_at: float, until: float) -> None:
+    """The transfer that was to end at `ends_at` stops at `until`. Links that are booked for later stay as they are."""
+    if target.in_until == ends_at:
+        target.in_until = until
+    if source.out_until == ends_at:
+        source.out_until = until
+
+
 def occupy(source: Nic | None, target: Nic, ends_at: float) -> None:
     """Book the transfer that ends at `ends_at`."""
     target.in_until = ends_at
