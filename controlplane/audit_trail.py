@@ -14,6 +14,7 @@ from django.apps import apps
 from django.db.models import ForeignKey, Model, OuterRef, Q, QuerySet, Subquery
 
 from apps.topology.models import Partition
+from controlplane.errors import InvalidField
 
 PAGE = 50
 _MEANINGLESS = frozenset({"id", "pgh_id", "pgh_created_at", "pgh_label", "pgh_obj", "pgh_context"})
@@ -86,8 +87,11 @@ class Narrow:
 
 
 def trail(partition: Partition | None, narrow: Narrow, limit: int = PAGE) -> tuple[list[Entry], bool]:
-    """Newest first: rows of the partition and of what belongs to none; and whether there are more."""
-    chosen = {narrow.table: tables()[narrow.table]} if narrow.table in tables() else tables()
+    """Newest first: rows of the partition and of what belongs to none; and whether there are more. Raises InvalidField for
+    a table that is not audited."""
+    if narrow.table and narrow.table not in tables():
+        raise InvalidField("table", f"expected one of {', '.join(sorted(tables()))}")
+    chosen = {narrow.table: tables()[narrow.table]} if narrow.table else tables()
     rows: list[tuple[datetime, str, Any]] = []
     for table, model in chosen.items():
         rows += [(row.pgh_created_at, table, row) for row in _narrowed(model, partition, narrow)[: limit + 1]]

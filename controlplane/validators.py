@@ -94,7 +94,7 @@ def http_url(value: str) -> None:
     except ValueError:
         valid = False
     if not valid or not value.isprintable() or " " in value:
-        raise ValidationError("expected an address such as http://127.0.0.1:8200/nodes/name", "not-an-address")
+        raise ValidationError("expected an http:// or https:// address", "not-an-address")
 
 
 _DIRECT_FIELDS = ("bootstrap_port", "token_env", "kv_tokens", "kv_events")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx
 from django.conf import settings
@@ -37,7 +37,8 @@ def _call(partition: Partition, method: str, path: str, params: dict[str, Any] |
         return body
     message = str((body.get("error") or {}).get("message") or "")
     if answer.status_code == 404:
-        raise NotFound(path.partition("/")[0].rstrip("s"), (params or {}).get("id") or path.split("/")[1:2])
+        kind, _, rest = path.partition("/")
+        raise NotFound(kind.rstrip("s"), (params or {}).get("id") or unquote(rest.partition("/")[0]))
     if answer.status_code == 400:
         raise InvalidField(str((body.get("error") or {}).get("param") or "query"), message)
     raise Unavailable(f"the gateway of {partition.name} refused: {message or answer.status_code}", "gateway-refused")

@@ -93,7 +93,9 @@ def test_channel(channel: Channel, actor: Actor, reason: str = "") -> str:
     """Sends one message at once and says how it went: `DELIVERED`, or what went wrong."""
     with change(actor, reason or f"channel {channel.name} tested", role="administrator"):
         body = {"event": "test", "at": time.time(), "data": {"text": f"{actor} tests the channel {channel.name}"}}
-        delivery = Delivery.objects.create(channel=channel, event_id=secrets.token_hex(12), kind="test", body=body)
+        delivery = Delivery.objects.create(
+            channel=channel, event_id=secrets.token_hex(12), kind="test", body=body, attempts=1
+        )
     _send(delivery, timezone.now(), final=True)
     return channel.last_status
 

@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None, transport: httpx.BaseTransport 
         http = Http(args.url, _key(args.key_file), transport)
         result = args.command(Call(Api(http), args, input if sys.stdin.isatty() else None, time.sleep))
     except CliError as error:
-        if args.json and error.problem is not None:
-            print(json.dumps(error.problem))
+        if args.json:
+            print(json.dumps(error.problem or {"detail": str(error)}))
         print(f"switchyard: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:

@@ -87,4 +87,4 @@ def _outcome(delivery: Any) -> str:
         return f"delivered {ago(delivery['delivered_at'])}"
     if delivery["given_up_at"]:
         return f"given up {ago(delivery['given_up_at'])}"
-    return f"tried {ago(delivery['next_try_at'])}"
+    return f"{'again' if delivery['attempts'] else 'due'} {ago(delivery['next_try_at'])}"

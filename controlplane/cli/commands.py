@@ -83,6 +83,8 @@ def bands(call: Call) -> Result:
 def band_set(call: Call) -> Result:
     names = ("priority", "max_requests", "ttl_s", "ceiling", "min_share", "ttft_budget_s", "fairness", "ordering")
     changes = {name: getattr(call.args, name) for name in names if getattr(call.args, name) is not None}
+    if not changes:
+        raise CliError("say what to change, such as --priority 10")
     found = call.api.edit_band(call.partition, call.args.name, cast(Any, changes | {"reason": call.reason}))
     return Result(found, facts(found))
 
@@ -280,11 +282,11 @@ def audit(call: Call) -> Result:
         call.partition, table=call.args.table, actor=call.args.actor, text=call.args.text, limit=call.args.limit
     )
     rows = [
-        (ago(c["at"]), c["actor"], c["done"], c["table"], c["subject"], ", ".join(f["field"] for f in c["changes"]),
-         c["reason"])
+        (ago(c["at"]), c["actor"], c["done"], c["table"], c["subject"], c["reason"],
+         ", ".join(f["field"] for f in c["changes"]))
         for c in found
     ]  # fmt: skip
-    return Result(found, table(("when", "who", "did", "table", "what", "fields", "why"), rows))
+    return Result(found, table(("when", "who", "did", "table", "what", "why", "fields"), rows))
 
 
 def alerts(call: Call) -> Result:

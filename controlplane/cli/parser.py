@@ -33,8 +33,15 @@ FILE = _arg("-f", "--file", action="append", required=True, help="YAML, - for st
 POOL = _arg("--pool", default="", help="what the YAML calls the partition, when it has another name there")
 
 
+def _count(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return number
+
+
 def _limit(default: int) -> Argument:
-    return _arg("-n", "--limit", type=int, default=default)
+    return _arg("-n", "--limit", type=_count, default=default, help=f"at most so many (default: {default})")
 
 
 def _timeout(default: float) -> Argument:

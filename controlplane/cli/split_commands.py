@@ -30,7 +30,7 @@ def _split_text(found: SplitOut) -> str:
     lines = {
         "current": split(cast(Any, found["current"])),
         "proposed": split(cast(Any, found["proposed"])),
-        "forced": "; ".join(f"{_force(f)} by {f['forced_by']}: {f['reason']}" for f in found["forced"]["forces"])
+        "forced": "; ".join(f"{_force(f)}, by {f['forced_by']}: {f['reason']}" for f in found["forced"]["forces"])
         if found["forced"]
         else None,
         "mode": policy["mode"] + frozen,
@@ -52,7 +52,11 @@ def _split_text(found: SplitOut) -> str:
 
 
 def _force(force: Any) -> str:
-    return ", ".join(f"{node} {phase}" for node, phase in force["phases"].items())
+    """One node and its phase, or a whole split."""
+    phases = force["phases"]
+    if force["node"]:
+        return ", ".join(f"{node} {phase}" for node, phase in phases.items())
+    return split({wanted: [n for n, p in phases.items() if p == wanted] for wanted in ("prefill", "decode", "mixed")})
 
 
 def _gain(gain: float | None, error: float | None, threshold: float | None) -> str:

@@ -203,6 +203,36 @@ def test_a_refusal_names_the_field_and_is_a_problem_for_programs(switchyard):
     assert (status, json.loads(out)["errors"][0]["field"]) == (2, "ceiling")
 
 
+def test_a_complaint_is_json_for_programs_whoever_complains(switchyard):
+    for typed, says in (
+        ("apply -f /nowhere.yaml --json", "/nowhere.yaml"),
+        ("bands set premium --json", "say what to change"),
+        ("nodes drain nobody --json", "there is no node"),
+    ):
+        status, out, complaint = switchyard(*typed.split())
+        assert status == 2 and says in json.loads(out)["detail"] and says in complaint
+
+
+def test_a_list_of_nothing_cannot_be_asked_for(capsys):
+    for number in ("0", "-1", "x", "1.5"):
+        with pytest.raises(SystemExit) as left:
+            cli.main(["config", "history", "-n", number])
+        assert left.value.code == 2
+        assert f"expected a whole number of at least 1, got {number!r}" in capsys.readouterr().err
+
+
+def test_a_forced_split_is_one_word_and_the_reason_beside_it_can_be_read(switchyard):
+    switchyard("split", "force", "1", "-m", "a test of long names", "-y")
+    assert "1P3D, by key:acme/administrator-key: a test of long names" in switchyard("split", "show")[1]
+
+
+def test_the_audit_trail_says_why_before_it_lists_fields(switchyard):
+    switchyard("bands", "set", "premium", "--priority", "7", "-m", "busy")
+    heads, line = switchyard("audit", "--table", "band", "-n", "1")[1].splitlines()
+    assert heads.split()[-2:] == ["why", "fields"]
+    assert line.split()[-2:] == ["busy", "priority"]
+
+
 def test_a_role_that_is_too_low_and_a_key_that_is_missing_are_told(switchyard):
     assert "Forbidden" in switchyard("nodes", "drain", "gb300-1", role="viewer")[2]
     assert "SWITCHYARD_API_KEY" in switchyard("nodes", "list", role="")[2]

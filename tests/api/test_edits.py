@@ -213,6 +213,7 @@ FIELDS = [
     ("patch", f"{GATEWAY}/flow-settings", {"decode": {"surprise": 1}}, "decode.surprise"),
     ("patch", f"{GATEWAY}/flow-settings", {"default_band": {"ttl_s": "long"}}, "default_band.ttl_s"),
     ("patch", f"{GATEWAY}/flow-settings", {"default_band": {"surprise": 1}}, "default_band.surprise"),
+    ("get", f"{GATEWAY}/audit?table=nope", None, "table"),
     ("get", f"{GATEWAY}/requests?since=yesterday", None, "since"),
     ("get", f"{GATEWAY}/requests?limit=501", None, "limit"),
     ("get", "/tenants?limit=ten", None, "limit"),
