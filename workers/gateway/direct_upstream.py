@@ -7,6 +7,7 @@ starts once the prefill leg was not refused, and both end together. A node that 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from workers.yard import commands, events
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 PROGRESS_EVERY_S = 0.5
 REFUSAL_GRACE_S = 0.01
+GRACE_STEP_S = 0.001
 ENDING_S = 5.0
 OURS = frozenset((401, 403))  # the gateway's own key was refused: not the client's fault
 RETRYABLE = frozenset((408, 425, 429, 499))
@@ -46,6 +48,7 @@ class DirectUpstream:
         self.loop = asyncio.get_running_loop()
         self.relays: dict[str, Relay] = {}
         self.ending: dict[Call, float] = {}  # what they carried is over; till when the engine may take to end them
+        self._in_grace: deque[tuple[float, RoomLeg]] = deque()
         self._nodes = nodes
         self._sweeper = self.loop.call_later(PROGRESS_EVERY_S, self._sweep)
 
@@ -116,7 +119,17 @@ class DirectUpstream:
         prefill = RoomLeg(self, relay, node)
         relay.prefill = self._send(relay, node, body, prefill, repeatable=False)
         prefill.then = lambda: self._join(relay, node, decode, body)
-        self.loop.call_later(REFUSAL_GRACE_S, prefill.not_refused)
+        if not self._in_grace:
+            self.loop.call_later(REFUSAL_GRACE_S, self._grace_over)
+        self._in_grace.append((self.loop.time() + REFUSAL_GRACE_S, prefill))
+
+    def _grace_over(self) -> None:
+        """One timer for all that wait: most were answered before."""
+        now = self.loop.time()
+        while self._in_grace and self._in_grace[0][0] <= now + GRACE_STEP_S:
+            self._in_grace.popleft()[1].not_refused()
+        if self._in_grace:
+            self.loop.call_later(max(GRACE_STEP_S, self._in_grace[0][0] - now), self._grace_over)
 
     def _join(self, relay: Relay, prefill: DirectNode, decode: DirectNode, body: bytes) -> None:
         if relay.answer is None and not relay.over:

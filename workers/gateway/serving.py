@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import time
 from array import array
@@ -56,7 +57,7 @@ class Serving:
         self.upstream: Upstream | DirectUpstream
         if _is_direct(config):
             self.direct = self.upstream = DirectUpstream(
-                Client(), self.engines, sglang.Rooms(secrets.randbelow), self.driver.feed, self.driver.feed_all
+                Client(), self.engines, sglang.Rooms(_draw), self.driver.feed, self.driver.feed_all
             )
             self.driver.connect(self.direct, self.engines)
         else:
@@ -173,6 +174,13 @@ class Serving:
         clients: list[NodeClient | DirectNode] = [*self.nodes.values(), *self.engines.values()]
         await asyncio.gather(*(client.close() for client in clients))
         await self.upstream.close()
+
+
+_rng = random.Random(secrets.randbits(256))
+
+
+def _draw(limit: int) -> int:
+    return int(_rng.random() * limit)
 
 
 def _is_direct(config: PartitionConfig) -> bool:

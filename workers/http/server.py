@@ -18,7 +18,7 @@ import httptools
 import structlog
 
 from workers.http.exchange import Exchange
-from workers.http.wire import CONTINUE, header, ready_transport
+from workers.http.wire import CONTINUE, ready_transport
 
 WRITE_HIGH_BYTES = 128 * 1024
 MAX_WAITING_REQUESTS = 32
@@ -217,17 +217,25 @@ class Connection(asyncio.Protocol):
         self._body, self._body_bytes = [], 0
         self._reading = exchange
         limits = self._server.limits
+        hosts = length = 0
+        expect: bytes | None = None
+        for name, value in self._headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"expect":
+                expect = value
         if version not in ("1.0", "1.1"):
             self._refuse(505, "version_not_supported", "This server speaks HTTP/1.0 and HTTP/1.1.")
         elif exchange.method == "CONNECT" or not path.startswith((b"/", b"*")):
             self._refuse(400, "bad_request", "The request's target must be a path.")
-        elif version == "1.1" and sum(1 for name, _ in self._headers if name == b"host") != 1:
+        elif version == "1.1" and hosts != 1:
             self._refuse(400, "bad_request", "A request of HTTP/1.1 has exactly one Host header.")
-        elif int(header(self._headers, b"content-length") or b"0") > limits.body_bytes:
+        elif length > limits.body_bytes:
             self._body_too_large()
         elif self._current is None:
             self._until("body", limits.body_silence_s)
-            expect = header(self._headers, b"expect")
             if expect is not None and expect.lower() == b"100-continue" and version == "1.1" and not self._ready:
                 self.write(CONTINUE)
 

@@ -6,26 +6,23 @@ clock says so, and reports through `Host`. Contexts are chains of block ids; not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from apps.kvcache.domain import events as kv
 from workers.agent.engines.simulated_timing import Timing
 from workers.agent.phase import PhaseMachine, PhaseName, PhaseRefused, StageName
 from workers.simulator.node_core import NodeCore
 from workers.simulator.node_decode import DecodeStage
-from workers.simulator.node_parts import Job
+from workers.simulator.node_parts import Host, Job, NodeSpec
 from workers.simulator.node_prefill import PrefillStage
 from workers.yard.commands import Fetch, RefChange
 from workers.yard.events import NodeState
 
 
-@dataclass(eq=False)
 class SimNode(NodeCore):
     """See the module. Call `advance(now)` first; every public call leaves the next wake-up arranged."""
 
-    def __post_init__(self) -> None:
-        NodeCore.__post_init__(self)
-        self.phase = PhaseMachine(self.spec.phase, 0)
+    def __init__(self, spec: NodeSpec, host: Host) -> None:
+        super().__init__(spec, host)
+        self.phase = PhaseMachine(spec.phase, 0)
         self.wake_at: float | None = None
         self.switches: list[tuple[float, float]] = []
         self.prefill = PrefillStage(self)

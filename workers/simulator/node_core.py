@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from apps.kvcache.domain import events as kv
@@ -24,20 +24,18 @@ class Kept:
     expires_at: float
 
 
-@dataclass(eq=False)
 class NodeCore:
     """`boot` counts the processes that the node has been; a new one starts empty."""
 
-    spec: NodeSpec
-    host: Host
-    alive: bool = True
-    boot: int = 1
-    counters: Counters = field(default_factory=Counters)
-
-    def __post_init__(self) -> None:
-        self.name = self.spec.name
-        self.plane = self.spec.plane
-        self.timing = self.spec.timing
+    def __init__(self, spec: NodeSpec, host: Host) -> None:
+        self.spec = spec
+        self.host = host
+        self.alive = True
+        self.boot = 1
+        self.counters = Counters()
+        self.name = spec.name
+        self.plane = spec.plane
+        self.timing = spec.timing
         self.seq = 0
         self.start_empty()
 
