@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Any
 
 from celery import Celery
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
-from controlplane import env
+from controlplane import env, redis_client
 
 # Tasks travel as JSON only; the default run of a root user is warned about nothing else.
 warnings.filterwarnings("ignore", message="You're running the worker with superuser privileges")
@@ -24,7 +25,15 @@ def broker_url(redis_url: str) -> str:
     return redis_url
 
 
-app = Celery(
+class Application(Celery):
+    """Celery that hands nothing to a broker which has just left this process without an answer (it is the same Redis)."""
+
+    def send_task(self, *arguments: Any, **options: Any) -> Any:
+        redis_client.answers().expected()
+        return super().send_task(*arguments, **options)
+
+
+app = Application(
     "switchyard",
     broker=broker_url(env.redis_url() or "redis://127.0.0.1:6379/0"),
     include=["workers.planner.tasks", "workers.planner.alerts", "workers.simulator.tasks"],
@@ -49,6 +58,19 @@ app.conf.update(
         "socket_timeout": 30,
     },
 )
+
+
+def send_within(seconds: float, application: Celery = app) -> None:
+    """For a process that serves people: a task that the broker does not take in this time is not sent, and not retried.
+
+    Workers must wait longer: they block in their reads.
+    """
+    application.conf.broker_transport_options = application.conf.broker_transport_options | {
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "max_retries": 0,
+    }
+
 
 # One definition for the supervisor, the images and the tests.
 WORKER_ARGUMENTS = [

@@ -8,6 +8,8 @@ from django.db import DatabaseError, connection
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
+from controlplane import redis_client
+
 
 def _database_answers() -> bool:
     try:
@@ -19,7 +21,7 @@ def _database_answers() -> bool:
 
 
 def _redis_answers() -> bool:
-    client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=2)
+    client = redis.Redis.from_url(settings.REDIS_URL, **redis_client.patience())
     try:
         return bool(client.ping())
     except redis.RedisError:

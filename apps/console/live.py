@@ -18,19 +18,19 @@ import redis
 import redis.asyncio
 from channels.layers import get_channel_layer
 from django.conf import settings
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from apps.console.access import Scope
 from apps.console.present import present
 from apps.console.scoping import scoped
-from apps.telemetry.selectors import live_snapshot
-from apps.topology.models import Partition
 from controlplane import redis_client
-from controlplane.errors import Unavailable
 
 HISTORY_S = 300.0
 POINT_EVERY_S = 1.0
 STALE_AFTER_S = 3.0
 LISTEN_AGAIN_S = 1.0
+NO_RETRY = Retry(NoBackoff(), 0)
 logger = logging.getLogger(__name__)
 
 
@@ -41,20 +41,14 @@ class Watcher(Protocol):
     def tell(self, event: dict[str, Any]) -> None: ...
 
 
-def last_snapshot(partition: Partition) -> dict[str, Any] | None:
-    """The last published snapshot, or None when the gateway has been silent for ten seconds or Redis is away."""
-    try:
-        return live_snapshot(partition)
-    except Unavailable:
-        return None
-
-
 async def last_snapshot_async(partition: str) -> dict[str, Any] | None:
-    """`last_snapshot` for a websocket consumer; opens and closes its own connection, once a connected browser."""
+    """The last published snapshot, or None when the gateway has been silent for ten seconds or Redis is away.
+
+    For a websocket consumer; opens and closes its own connection, once a connected browser.
+    """
     try:
-        async with redis.asyncio.Redis.from_url(
-            settings.REDIS_URL, socket_connect_timeout=2, socket_timeout=2
-        ) as client:
+        options = redis_client.patience() | {"retry": NO_RETRY}
+        async with redis.asyncio.Redis.from_url(settings.REDIS_URL, **options) as client:
             raw = await client.get(redis_client.live_key(partition))
     except (redis.RedisError, OSError):
         return None

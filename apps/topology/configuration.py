@@ -5,6 +5,7 @@ Every app registers its sections in `ready()`; a section's name is its key in th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -154,6 +155,19 @@ def _send(version: ConfigurationVersion, *, announce: bool) -> bool:
 
 
 def send_live_event(partition_name: str, kind: str, **data: Any) -> None:
-    """One event to the browsers that watch a partition (docs/interfaces.md, section 9). Raises when Redis is away."""
+    """One event to the browsers that watch a partition (docs/interfaces.md, section 9). Raises when Redis is away.
+
+    The channel layer waits for as long as it takes (its subscriptions must), so the time is bounded here.
+    """
     message = {"type": "live.event", "data": {"kind": kind, "t": timezone.now().timestamp(), **data}}
-    async_to_sync(get_channel_layer().group_send)(redis_client.live_group(partition_name), message)
+    group, answers = redis_client.live_group(partition_name), redis_client.answers()
+
+    async def send() -> None:
+        await asyncio.wait_for(get_channel_layer().group_send(group, message), redis_client.ANSWER_WITHIN_S)
+
+    answers.expected()
+    try:
+        async_to_sync(send)()
+    except TimeoutError as error:
+        answers.missed()
+        raise redis.TimeoutError("Redis did not take a live event") from error

@@ -12,14 +12,14 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods
 
-from apps.console import exports, live
+from apps.console import exports
 from apps.console.access import partition_view
-from apps.console.filters import choice, read, text
+from apps.console.filters import Filters, choice, read, text
 from apps.console.forms import ConfirmForm, ForceNodeForm, ReasonForm
 from apps.console.present import NODES_SHOWN, present_nodes
 from apps.console.timeline import SPANS, Move, Window, lanes, ticks, trace, window
 from apps.console.views.actions import answer, posted
-from apps.console.views.shell import abilities, live_view, page
+from apps.console.views.shell import abilities, last_snapshot, live_view, page
 from apps.planning import services
 from apps.planning.models import SwitchStep
 from apps.planning.selectors import forced_phases
@@ -40,8 +40,9 @@ _BULKY = ("coefficients", "direct", "url")
 @partition_view("viewer")
 def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
     rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
-    context = _narrowed(request, partition, len(rows)) | _timeline(request, partition, list(rows.values()))
-    seen = live_view(request, partition, whole=not context["still"])
+    filters = _filters(request)
+    seen = live_view(request, partition, whole=not _still(filters, len(rows)))
+    context = _narrowed(filters, seen.snapshot, len(rows)) | _timeline(request, partition, list(rows.values()))
     return page(request, partition, "nodes", seen, stored=rows, forced=forced_phases(partition), **context)
 
 
@@ -50,16 +51,23 @@ def node_list(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The cards again, of a list too long to be kept up to date by the live feed."""
     rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
     context = {"partition": partition, "stored": rows, "forced": forced_phases(partition)}
-    context |= _narrowed(request, partition, len(rows)) | abilities(request)
+    context |= _narrowed(_filters(request), last_snapshot(partition), len(rows)) | abilities(request)
     return render(request, "console/_node_list.html", context)
 
 
-def _narrowed(request: HttpRequest, partition: Partition, total: int) -> dict[str, Any]:
-    """The filters and, where they are set or the nodes are many, the chosen nodes as they are now (`still`)."""
-    filters = read(request, choice("kind", "Doing", KINDS), text("q", "Node", "part of the name"))
-    if not filters.active and total <= NODES_SHOWN:
+def _filters(request: HttpRequest) -> Filters:
+    return read(request, choice("kind", "Doing", KINDS), text("q", "Node", "part of the name"))
+
+
+def _still(filters: Filters, total: int) -> bool:
+    """Whether the cards are chosen ones, as they are now, and not all of them, kept up to date by the live feed."""
+    return bool(filters.active) or total > NODES_SHOWN
+
+
+def _narrowed(filters: Filters, snapshot: dict[str, Any], total: int) -> dict[str, Any]:
+    """The filters and, where the cards stand still, those that fit."""
+    if not _still(filters, total):
         return {"filters": filters, "still": False, "nodes_total": total}
-    snapshot = live.last_snapshot(partition) or {}
     wanted = filters.value("q").lower()
     found = [
         node

@@ -20,7 +20,9 @@ def overview(request: HttpRequest, partition: Partition) -> HttpResponse:
     if request.scope is not None:  # type: ignore[attr-defined]
         return page(request, partition, "overview", template="console/mine.html")
     seen = live_view(request, partition)
-    return page(request, partition, "overview", seen, firing=_firing(partition), **past(request, partition, seen[1]))
+    return page(
+        request, partition, "overview", seen, firing=_firing(partition), **past(request, partition, seen.slo_ttft_s)
+    )
 
 
 @partition_view("viewer")

@@ -9,13 +9,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.console import live
 from apps.console.access import partition_view
 from apps.console.forms import BandForm
 from apps.console.present import present_flows
 from apps.console.views.actions import stale
 from apps.console.views.requests import waiting_context
-from apps.console.views.shell import abilities, page
+from apps.console.views.shell import abilities, last_snapshot, live_view, page
 from apps.flowcontrol.models import Band
 from apps.flowcontrol.selectors import bands_of
 from apps.flowcontrol.services import update_band
@@ -31,19 +30,21 @@ FLOWS_FOUND = 40
 @partition_view("viewer")
 def queues(request: HttpRequest, partition: Partition) -> HttpResponse:
     bands = {band.name: band for band in bands_of(partition)}
-    context = waiting_context(request, partition) | _flows(request, partition)
-    return page(request, partition, "queues", bands=bands, tenants=list(Tenant.objects.order_by("name")), **context)
+    seen = live_view(request, partition)
+    context = waiting_context(request, partition) | _flows(request, seen.snapshot)
+    tenants = list(Tenant.objects.order_by("name"))
+    return page(request, partition, "queues", seen, bands=bands, tenants=tenants, **context)
 
 
 @partition_view("viewer")
 def flows(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The part of the Queues page that finds flows by id, where the live list shows only the longest."""
-    return render(request, "console/_flows.html", {"partition": partition} | _flows(request, partition))
+    context = {"partition": partition} | _flows(request, last_snapshot(partition))
+    return render(request, "console/_flows.html", context)
 
 
-def _flows(request: HttpRequest, partition: Partition) -> dict[str, Any]:
+def _flows(request: HttpRequest, snapshot: dict[str, Any]) -> dict[str, Any]:
     wanted = request.GET.get("find", "")[:200]
-    snapshot = live.last_snapshot(partition) or {}
     found, total = present_flows(snapshot.get("bands") or [], wanted.lower(), "", FLOWS_FOUND)
     return {"find": wanted, "found_flows": found, "flows_total": total, "flows_shown": len(found)}
 

@@ -48,7 +48,7 @@ def reuse(request: HttpRequest, partition: Partition) -> HttpResponse:
         "note": note,
     }
     seen = live_view(request, partition)
-    return page(request, partition, "reuse", seen, **context, **past(request, partition, seen[1]))
+    return page(request, partition, "reuse", seen, **context, **past(request, partition, seen.slo_ttft_s))
 
 
 @partition_view("viewer", tenants=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -22,10 +22,12 @@ from apps.planning.selectors import live_forces
 from apps.telemetry import periods, samples
 from apps.telemetry.choices import AlertState
 from apps.telemetry.models import Alert
+from apps.telemetry.selectors import live_snapshot
 from apps.tenancy.selectors import tenants_visible_to
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
 from controlplane import permissions
+from controlplane.errors import Unavailable
 
 # (address name, label, key after "g", whether a tenant user has it) in the order of the rail, by group.
 GROUPS: tuple[tuple[str, tuple[tuple[str, str, str, bool], ...]], ...] = (
@@ -53,8 +55,16 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str, bool], ...]], ...] = (
 )
 TITLES = {name: label for _, pages in GROUPS for name, label, _, _ in pages}
 RANGES = {"5m": 300, "1h": 3600, "6h": 21_600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
-Live = tuple[dict[str, Any] | None, float | None]
 THEMES = ("auto", "light", "dark")
+
+
+class Seen(NamedTuple):
+    """The last snapshot ready to show (`view`, None when there is none) and as it came; else `why` there is none."""
+
+    view: dict[str, Any] | None
+    slo_ttft_s: float | None
+    snapshot: dict[str, Any]
+    why: Unavailable | None = None
 
 
 # Parts of a snapshot that only these pages show; the others are spared presenting hundreds of nodes and flows.
@@ -63,13 +73,13 @@ _SHOW_ALL = frozenset({"overview", "queues", "nodes", "reuse", "split"})
 
 
 def page(
-    request: HttpRequest, partition: Partition, name: str, seen: Live | None = None, **context: Any
+    request: HttpRequest, partition: Partition, name: str, seen: Seen | None = None, **context: Any
 ) -> HttpResponse:
     """Renders `console/<name>.html` inside the shell, with the partition's last snapshot as `view` (None when silent).
 
     `seen` is for a page that has read the live state already.
     """
-    view, slo = seen or live_view(request, partition, whole=name in _SHOW_ALL)
+    view, slo, _, why = seen or live_view(request, partition, whole=name in _SHOW_ALL)
     scope = request.scope  # type: ignore[attr-defined]
     groups = [(title, [entry for entry in pages if scope is None or entry[3]]) for title, pages in GROUPS]
     shell = {
@@ -79,6 +89,7 @@ def page(
         "partition": partition,
         "partitions": list(Partition.objects.order_by("name")),
         "view": view,
+        "unseen": why,
         "slo_ttft_s": slo,
         "stale_after_s": live.STALE_AFTER_S,
         "scope": sorted(scope) if scope is not None else None,
@@ -115,18 +126,29 @@ def open_alerts(partition: Partition) -> int:
     return Alert.objects.filter(partition=partition, state=AlertState.FIRING, acknowledged_at=None).count()
 
 
-def live_view(request: HttpRequest, partition: Partition, whole: bool = True) -> Live:
-    """The last snapshot, ready to show (None when the gateway is silent), and the TTFT target in seconds.
+def live_view(request: HttpRequest, partition: Partition, whole: bool = True) -> Seen:
+    """The last snapshot and the TTFT target in seconds.
 
-    Unless it is wanted `whole`, nodes, bands and recent requests are left out.
+    Unless it is wanted `whole`, nodes, bands and recent requests are left out of the view.
     """
-    snapshot, slo = live.last_snapshot(partition), slo_ttft_s(partition)
-    if snapshot is not None and not whole:
-        snapshot = {part: value for part, value in snapshot.items() if part not in _BULKY}
+    slo = slo_ttft_s(partition)
+    try:
+        snapshot = live_snapshot(partition)
+    except Unavailable as error:
+        return Seen(None, slo, {}, error)
+    shown = snapshot if whole else {part: value for part, value in snapshot.items() if part not in _BULKY}
     scope = request.scope  # type: ignore[attr-defined]
-    if snapshot is not None and scope is not None:
-        snapshot = scoped(snapshot, scope)
-    return present(snapshot, time.time(), slo) if snapshot else None, slo
+    if scope is not None:
+        shown = scoped(shown, scope)
+    return Seen(present(shown, time.time(), slo), slo, snapshot)
+
+
+def last_snapshot(partition: Partition) -> dict[str, Any]:
+    """The last snapshot as it came, empty when there is none."""
+    try:
+        return live_snapshot(partition)
+    except Unavailable:
+        return {}
 
 
 def abilities(request: HttpRequest) -> dict[str, bool]:

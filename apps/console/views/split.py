@@ -32,13 +32,13 @@ CONTROLS = "act-slot"
 @partition_view("viewer")
 def split(request: HttpRequest, partition: Partition) -> HttpResponse:
     seen = live_view(request, partition)
-    return page(request, partition, "split", seen, plan=_plan(partition, seen[0]))
+    return page(request, partition, "split", seen, plan=_plan(partition, seen.view))
 
 
 @partition_view("viewer")
 def state(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The part of the page that events make old."""
-    context = {"partition": partition, "plan": _plan(partition, live_view(request, partition)[0])}
+    context = {"partition": partition, "plan": _plan(partition, live_view(request, partition).view)}
     return render(request, "console/_split_state.html", context | abilities(request))
 
 
