@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from apps.kvcache.domain.events import LOST_CAUSES, ReuseTotals
 
 FIELDS = ("finished_at", "ttft_s", "e2e_s", "queue_s", "prompt_tokens", "cached_tokens", "output_tokens", "kind")
+ROWS_AT_ONCE = 1024
+"""A row at a time into an array costs more than all the rest of recording it."""
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._data = np.empty((len(FIELDS), self.capacity), dtype=np.float64)
+        self._newest: list[tuple[float, ...]] = []
 
     def finished(
         self,
@@ -42,20 +45,30 @@ class Recorder:
         output_tokens: int,
         kind: tuple[str, str],
     ) -> None:
-        if self.rows == self._data.shape[1]:
-            self._data = np.concatenate([self._data, np.empty_like(self._data)], axis=1)
         number = self.kinds.setdefault(kind, len(self.kinds))
-        self._data[:, self.rows] = (now, ttft_s, e2e_s, queue_s, prompt_tokens, cached_tokens, output_tokens, number)
+        self._newest.append((now, ttft_s, e2e_s, queue_s, prompt_tokens, cached_tokens, output_tokens, number))
         self.rows += 1
+        if len(self._newest) == ROWS_AT_ONCE:
+            self._table()
+
+    def _table(self) -> NDArray[np.float64]:
+        """All rows, as columns."""
+        if self._newest:
+            begin, newest = self.rows - len(self._newest), np.array(self._newest, dtype=np.float64).T
+            while self.rows > self._data.shape[1]:
+                self._data = np.concatenate([self._data, np.empty_like(self._data)], axis=1)
+            self._data[:, begin : self.rows] = newest
+            self._newest.clear()
+        return self._data[:, : self.rows]
 
     def column(self, name: str, since: float = 0.0, until: float = float("inf")) -> NDArray[np.float64]:
         """One column of the requests that finished in `[since, until)`."""
-        finished = self._data[0, : self.rows]
-        return self._data[FIELDS.index(name), : self.rows][(finished >= since) & (finished < until)]
+        table = self._table()
+        return table[FIELDS.index(name)][(table[0] >= since) & (table[0] < until)]
 
     def latest(self, name: str, row: int) -> NDArray[np.float64]:
         """One column from a row on."""
-        return self._data[FIELDS.index(name), row : self.rows]
+        return self._table()[FIELDS.index(name), row:]
 
     def of_kind(
         self, name: str, workload: str | None, tenant: str | None, since: float, until: float

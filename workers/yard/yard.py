@@ -81,12 +81,15 @@ class Yard:
 
     def next_deadline(self) -> float | None:
         """When the next `Tick` is due (seconds of the driver's clock)."""
-        deadlines = [self.flow.next_deadline(), self.kv.next_deadline(), self.fleet.next_deadline()]
-        deadlines += [state.look_at for state in self._life.waiting.values()]
-        deadlines.append(self._life.prefetching.next_deadline())
+        earliest = self.fleet.next_deadline()
+        for deadline in (self.flow.next_deadline(), self.kv.next_deadline(), self._life.prefetching.next_deadline()):
+            if deadline is not None and deadline < earliest:
+                earliest = deadline
+        for state in self._life.waiting.values():
+            earliest = min(earliest, state.look_at)
         if self.flow.wants_predictions:
-            deadlines.append(self._life.predicted_at + PREDICT_EVERY_S)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+            earliest = min(earliest, self._life.predicted_at + PREDICT_EVERY_S)
+        return earliest
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """The live snapshot (docs/interfaces.md, section 9). The driver adds what it alone knows under `gateway`."""
@@ -228,6 +231,7 @@ class Yard:
         for record in self.fleet.due_records(now):
             self._m.out.append(commands.Journal(record))
         health_change = self.fleet.next_change
-        waited_out = any(now >= state.look_at for state in self._life.waiting.values())
+        waiting = self._life.waiting
+        waited_out = bool(waiting) and any(now >= state.look_at for state in waiting.values())
         if waited_out or (health_change is not None and now >= health_change):
             self._nodes_changed(now)

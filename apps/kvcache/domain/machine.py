@@ -84,8 +84,9 @@ class KvMachine:
             self._ledger.keep_dormant(branch)
             self._ledger.drop_requests(branch)
             self._close(now, branch, "lease", out)
-        for node in sorted(self._unsettled):
-            self._ask_for_snapshot(now, node, out)
+        if self._unsettled:
+            for node in sorted(self._unsettled):
+                self._ask_for_snapshot(now, node, out)
         if self._directory.unsure or self._recounts:
             self._recount(now, out)
         return out

@@ -63,7 +63,7 @@ class Router:
         same `NodeFacts` objects in `facts` as the last time cost nothing. `takes_turn` False only asks what the choice
         would be."""
         if len(facts) < COLUMNS_FROM_NODES or not isinstance(self._policy, LeastTtft):
-            return self.choose_prefill(now, query, [loads.view(now, entry) for entry in facts], takes_turn)
+            return self.choose_prefill(now, query, _views(now, "prefill", facts, loads), takes_turn)
         table = loads.board("prefill", facts).predict(now, query, self.settings.network, self._may_fetch)
         if not table.eligible.any():
             return PrefillChoice(None, None, table, None, "no-node", _nobody("prefill", tuple(table)))
@@ -117,7 +117,7 @@ class Router:
         """As `choose_decode` on the nodes' views; of many nodes at once where the policy compares iteration times."""
         by_rows = len(facts) < COLUMNS_FROM_NODES or not self.settings.holds_back
         if by_rows or not isinstance(self._decode_policy, LeastTtft):
-            return self.choose_decode(now, query, [loads.view(now, entry) for entry in facts])
+            return self.choose_decode(now, query, _views(now, "decode", facts, loads))
         table = DecodePredictions(loads.board("decode", facts), query)
         if not table.fits.any():
             return DecodeChoice(None, table, "no-room" if table.full else "no-node", _nobody("decode", tuple(table)))
@@ -140,6 +140,11 @@ class Router:
         pick = self._decode_policy.pick_decode(query, candidates, self._decode_turns)
         self._decode_turns.used(pick.node)
         return DecodeChoice(pick.node, tuple(rows), pick.code, f"{pick.node}: {pick.text}")
+
+
+def _views(now: float, stage: Phase, facts: Sequence[NodeFacts], loads: LoadBook) -> list[NodeView]:
+    """The nodes with their loads; of one that is no candidate nobody asks the load."""
+    return [loads.view(now, entry) if why_not_eligible(entry, stage) is None else NodeView(entry) for entry in facts]
 
 
 def what_is_unseen(query: PrefillQuery) -> tuple[Blindness, ...]:
