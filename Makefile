@@ -84,7 +84,7 @@ bench-switches: $(VENV)/dev-installed ## ten phase switches of the laptop cluste
 proof-recovery: $(VENV)/dev-installed ## nodes and gateways killed, hung and slowed at every stage, again and again (SEED=N for another order)
 	@PROOF_SEED=$(or $(SEED),1) $(RUN) -m pytest -q -s tests/scenarios/proof_recovery.py tests/scenarios/test_recovery_kills.py tests/scenarios/test_recovery_clients.py
 
-bench-planner: $(VENV)/dev-installed ## the planner: starts, burst, shift and a switch that hurts (simulated); real nodes that follow the load (PARTS="initial burst")
+bench-planner: $(VENV)/dev-installed ## the planner: starts, burst, shift, how long switches take, and one that hurts (simulated); real nodes that follow the load (PARTS="initial burst")
 	@$(RUN) -m bench.planner $(PARTS)
 
 proof-planner: $(VENV)/dev-installed ## Redis and PostgreSQL are away for 30 s in the middle of a switch, four times (minutes)

@@ -1,6 +1,6 @@
 """`make bench-planner`: what the planner does for a cluster, simulated and with real nodes.
 
-`python -m bench.planner [PART ...]` runs some of: initial, burst, shift, hurtful (simulated), laptop (real nodes).
+`python -m bench.planner [PART ...]` runs some of: initial, burst, shift, switches, hurtful (simulated), laptop (real nodes).
 """
 
 from __future__ import annotations
