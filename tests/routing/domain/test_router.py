@@ -130,6 +130,27 @@ def test_a_node_without_room_for_the_kv_or_the_batch_gets_nothing():
     assert choice.reason == "no node can decode: n0 kv-full, n1 kv-too-small, n2 batch-full"
 
 
+def test_a_router_that_holds_nothing_back_sends_on_to_nodes_without_room_but_not_where_it_never_fits():
+    views = [
+        view("n0", "decode", load=decoding(1, kv_used_tokens=99_000), kv_capacity_tokens=100_000),
+        view("n1", "decode", kv_capacity_tokens=1000),
+    ]
+    query = decode_query(2000, 500)
+    for name in ("ttft", "least-loaded", "round-robin", "dynamo-kv"):
+        assert Router(policy(name=name)).choose_decode(0.0, query, views).node is None
+        choice = Router(policy(name=name, holds_back=False)).choose_decode(0.0, query, views)
+        assert choice.node == "n0"
+        assert [row.why_not for row in choice.terms] == ["kv-full", "kv-too-small"]
+
+
+def test_asking_what_the_choice_would_be_takes_nobodys_turn():
+    nodes, loads = [facts("n0"), facts("n1")], LoadBook(NETWORK)
+    router = Router(policy(name="round-robin"))
+    asked = [router.decide_prefill(0.0, prefill_query(), nodes, loads, takes_turn=False).node for _ in range(3)]
+    assert asked == ["n0", "n0", "n0"]
+    assert [router.decide_prefill(0.0, prefill_query(), nodes, loads).node for _ in range(3)] == ["n0", "n1", "n0"]
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_idle_decode_nodes_take_turns(name):
     router, views = Router(policy(name)), [view(f"n{i}", "decode") for i in range(3)]
