@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pghistory.models
 from django.apps import apps
-from django.db.models import ForeignKey, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import CharField, ForeignKey, Model, OuterRef, Q, QuerySet, Subquery, Value
 
 from apps.topology.models import Partition
 from controlplane.errors import InvalidField
@@ -75,7 +75,11 @@ def title(table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """What the trail is narrowed to; empty means any. `before` continues a page."""
+    """What the trail is narrowed to; empty means any.
+
+    `before` continues a page. One edit of many rows gives them all the same time, so `skip` says how many rows of exactly
+    that time were shown already; the rest of them come first.
+    """
 
     table: str = ""
     actor: str = ""
@@ -84,6 +88,7 @@ class Narrow:
     text: str = ""
     since: datetime | None = None
     before: datetime | None = None
+    skip: int = 0
 
 
 def trail(partition: Partition | None, narrow: Narrow, limit: int = PAGE) -> tuple[list[Entry], bool]:
@@ -91,14 +96,21 @@ def trail(partition: Partition | None, narrow: Narrow, limit: int = PAGE) -> tup
     a table that is not audited."""
     if narrow.table and narrow.table not in tables():
         raise InvalidField("table", f"expected one of {', '.join(sorted(tables()))}")
+    if narrow.cause and not _is_uuid(narrow.cause):
+        return [], False
     chosen = {narrow.table: tables()[narrow.table]} if narrow.table else tables()
-    rows: list[tuple[datetime, str, Any]] = []
-    for table, model in chosen.items():
-        rows += [(row.pgh_created_at, table, row) for row in _narrowed(model, partition, narrow)[: limit + 1]]
-    rows.sort(key=lambda found: (found[0], found[2].pgh_id), reverse=True)
-    shown = rows[:limit]
-    earlier = _earlier([row for _, _, row in shown])
-    return [_entry(table, row, earlier.get((table, row.pgh_id))) for _, table, row in shown], len(rows) > limit
+    newest = [
+        _narrowed(model, partition, narrow)
+        .annotate(table=Value(table, CharField()))
+        .values_list("pgh_created_at", "table", "pgh_id")[: narrow.skip + limit + 1]
+        for table, model in chosen.items()
+    ]
+    keys = newest[0]
+    if len(newest) > 1:
+        keys = keys.union(*newest[1:], all=True).order_by("-pgh_created_at", "-pgh_id", "table")
+    shown = list(keys[narrow.skip : narrow.skip + limit + 1])
+    rows = _with_earlier((table, number) for _, table, number in shown[:limit])
+    return [_entry(table, *rows[table, number]) for _, table, number in shown[:limit]], len(shown) > limit
 
 
 def last_changes(row: Model, limit: int = 3) -> list[Entry]:
@@ -122,11 +134,12 @@ def _narrowed(model: type[Model], partition: Partition | None, narrow: Narrow) -
     if narrow.request_id:
         rows = rows.filter(pgh_context__metadata__request_id=narrow.request_id)
     if narrow.cause:
-        rows = rows.filter(pgh_context_id=narrow.cause) if _is_uuid(narrow.cause) else rows.none()
+        rows = rows.filter(pgh_context_id=narrow.cause)
     if narrow.since:
         rows = rows.filter(pgh_created_at__gte=narrow.since)
     if narrow.before:
-        rows = rows.filter(pgh_created_at__lt=narrow.before)
+        within = "lte" if narrow.skip else "lt"
+        rows = rows.filter(**{f"pgh_created_at__{within}": narrow.before})
     if narrow.text:
         anywhere = Q(pgh_context__metadata__reason__icontains=narrow.text)
         for name in _SUBJECTS:
@@ -144,26 +157,21 @@ def _is_uuid(text: str) -> bool:
     return True
 
 
-def _earlier(rows: Sequence[Any]) -> dict[tuple[str, int], Any]:
-    """For each row of a change, the row of the same object before it; two queries a table."""
-    by_model: dict[type[Model], list[int]] = {}
-    for row in rows:
-        if "update" in row.pgh_label:
-            by_model.setdefault(type(row), []).append(row.pgh_id)
-    found: dict[tuple[str, int], Any] = {}
-    for model, ids in by_model.items():
-        table = str(_tracked(model)._meta.model_name)
-        pairs = _pairs(model, ids)
-        before = model._default_manager.in_bulk(list(pairs.values()))
-        found |= {(table, number): before[previous] for number, previous in pairs.items()}
+def _with_earlier(keys: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[Any, Any | None]]:
+    """Each row, and with one of a change the row of the same object before it; two queries a table."""
+    by_table: dict[str, list[int]] = {}
+    for table, number in keys:
+        by_table.setdefault(table, []).append(number)
+    found: dict[tuple[str, int], tuple[Any, Any | None]] = {}
+    for table, numbers in by_table.items():
+        events = tables()[table]._default_manager
+        same = events.filter(pgh_obj_id=OuterRef("pgh_obj_id"), pgh_id__lt=OuterRef("pgh_id")).order_by("-pgh_id")
+        rows = events.select_related("pgh_context").filter(pgh_id__in=numbers)
+        rows = rows.annotate(previous=Subquery(same.values("pgh_id")[:1]))
+        changed = {row.pgh_id: row.previous for row in rows if "update" in row.pgh_label}
+        before = events.in_bulk([previous for previous in changed.values() if previous is not None])
+        found |= {(table, row.pgh_id): (row, before.get(changed.get(row.pgh_id))) for row in rows}
     return found
-
-
-def _pairs(model: type[Model], ids: Iterable[int]) -> dict[int, int]:
-    rows = model._default_manager
-    same = rows.filter(pgh_obj_id=OuterRef("pgh_obj_id"), pgh_id__lt=OuterRef("pgh_id")).order_by("-pgh_id")
-    pairs = rows.filter(pgh_id__in=list(ids)).annotate(previous=Subquery(same.values("pgh_id")[:1]))
-    return {n: previous for n, previous in pairs.values_list("pgh_id", "previous") if previous is not None}
 
 
 def _entry(table: str, row: Any, before: Any | None) -> Entry:

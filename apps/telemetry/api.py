@@ -175,7 +175,8 @@ class AlertQuery(PageQuery):
 
 
 class AuditQuery(Storable):
-    """`table` as the entries name it; `cause` is one action's id; `before` continues a page."""
+    """`table` as the entries name it; `cause` is one action's id; `before` continues a page, after the `skip` rows of exactly
+    that time that were listed already (one edit of many rows gives them all the same time)."""
 
     table: str = ""
     actor: str = ""
@@ -184,6 +185,7 @@ class AuditQuery(Storable):
     text: str = ""
     since: AwareDatetime | None = None
     before: AwareDatetime | None = None
+    skip: int = Field(0, ge=0, le=1_000_000)
     limit: int = Field(50, ge=1, le=500)
 
 

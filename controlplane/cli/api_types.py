@@ -65,6 +65,7 @@ class AuditQuery(TypedDict):
     limit: NotRequired[int]
     request_id: NotRequired[str]
     since: NotRequired[str | None]
+    skip: NotRequired[int]
     table: NotRequired[str]
     text: NotRequired[str]
 
@@ -1229,10 +1230,11 @@ class Api:
         text: str | None = None,
         since: str | None = None,
         before: str | None = None,
+        skip: int | None = None,
         limit: int | None = None,
     ) -> list[AuditOut]:
         return self._call(
-            'GET', '/api/v1/partitions/{partition}/audit', {'partition': partition}, {'table': table, 'actor': actor, 'cause': cause, 'request_id': request_id, 'text': text, 'since': since, 'before': before, 'limit': limit}, None
+            'GET', '/api/v1/partitions/{partition}/audit', {'partition': partition}, {'table': table, 'actor': actor, 'cause': cause, 'request_id': request_id, 'text': text, 'since': since, 'before': before, 'skip': skip, 'limit': limit}, None
         )
 
     def set_priorities(

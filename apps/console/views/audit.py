@@ -36,6 +36,7 @@ def audit(request: HttpRequest, partition: Partition) -> HttpResponse:
         request_id=filters.value("request_id"),
         text=filters.value("q"),
         before=before if before is not None and timezone.is_aware(before) else None,
+        skip=_skip(request.GET.get("skip", "")),
     )
     kind = request.GET.get("format")
     if kind:
@@ -48,9 +49,20 @@ def audit(request: HttpRequest, partition: Partition) -> HttpResponse:
         "filters": filters,
         "rows": entries,
         "before": narrow.before,
-        "older": entries[-1].at.isoformat() if more else None,
+        "older": _older(entries, narrow) if more else None,
     }
     return page(request, partition, "audit", **context)
+
+
+def _skip(asked: str) -> int:
+    return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 7 else 0
+
+
+def _older(entries: list[Entry], narrow: Narrow) -> dict[str, Any]:
+    """Where the next page begins: at the last one's time, after those of that time that were shown."""
+    at = entries[-1].at
+    shown = sum(1 for entry in entries if entry.at == at)
+    return {"at": at.isoformat(), "skip": shown + (narrow.skip if narrow.before == at else 0)}
 
 
 def _flat(entry: Entry) -> dict[str, Any]:
