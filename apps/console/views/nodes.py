@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_http_methods
 
-from apps.console import exports
+from apps.console import exports, fleet
 from apps.console.access import partition_view
 from apps.console.filters import Filters, choice, read, text
 from apps.console.forms import ConfirmForm, ForceNodeForm, ReasonForm
@@ -42,7 +42,7 @@ def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
     rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
     filters = _filters(request)
     seen = live_view(request, partition, whole=not _still(filters, len(rows)))
-    context = _narrowed(filters, seen.snapshot, len(rows)) | _timeline(request, partition, list(rows.values()))
+    context = _narrowed(request, filters, seen.snapshot, len(rows)) | _timeline(request, partition, list(rows.values()))
     return page(request, partition, "nodes", seen, stored=rows, forced=forced_phases(partition), **context)
 
 
@@ -51,36 +51,47 @@ def node_list(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The cards again, of a list too long to be kept up to date by the live feed."""
     rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
     context = {"partition": partition, "stored": rows, "forced": forced_phases(partition)}
-    context |= _narrowed(_filters(request), last_snapshot(partition), len(rows)) | abilities(request)
+    context |= _narrowed(request, _filters(request), last_snapshot(partition), len(rows)) | abilities(request)
     return render(request, "console/_node_list.html", context)
 
 
 def _filters(request: HttpRequest) -> Filters:
-    return read(request, choice("kind", "Doing", KINDS), text("q", "Node", "part of the name"))
+    orders = [(name, label) for name, (label, _) in fleet.ORDERS.items()]
+    return read(
+        request,
+        choice("kind", "Doing", KINDS),
+        choice("sort", "Order", orders, fleet.ATTENTION),
+        text("q", "Node", "part of the name"),
+    )
 
 
 def _still(filters: Filters, total: int) -> bool:
     """Whether the cards are chosen ones, as they are now, and not all of them, kept up to date by the live feed."""
-    return bool(filters.active) or total > NODES_SHOWN
+    chosen = filters.value("kind") or filters.value("q") or filters.value("sort") != fleet.ATTENTION
+    return bool(chosen) or total > NODES_SHOWN
 
 
-def _narrowed(filters: Filters, snapshot: dict[str, Any], total: int) -> dict[str, Any]:
-    """The filters and, where the cards stand still, those that fit."""
+def _narrowed(request: HttpRequest, filters: Filters, snapshot: dict[str, Any], total: int) -> dict[str, Any]:
+    """The filters and, where the cards stand still, those that fit, a page of them, and how many there are of each kind."""
     if not _still(filters, total):
-        return {"filters": filters, "still": False, "nodes_total": total}
-    wanted = filters.value("q").lower()
-    found = [
-        node
-        for node in snapshot.get("nodes") or []
-        if wanted in str(node.get("name")).lower() and filters.value("kind") in ("", node_kind(node))
-    ]
-    shown = present_nodes(found)
+        return {"filters": filters, "still": False}
+    named = fleet.named(snapshot.get("nodes") or [], filters.value("q"))
+    found = [node for node in named if filters.value("kind") in ("", node_kind(node))]
+    asked = request.GET.get("page", "")
+    number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 6 else 1
+    shown = fleet.page(found, filters.value("sort"), number)
+    kinds = [{"kind": kind, "n": n, "query": filters.query(kind=kind)} for kind, n in fleet.counts(named)]
     return {
         "filters": filters,
         "still": True,
-        "nodes_total": len(found),
-        "chosen": shown,
-        "nodes_shown": len(shown),
+        "list": shown,
+        "chosen": present_nodes(shown.rows),
+        "kinds": kinds,
+        "kinds_query": filters.query(kind=None),
+        "kinds_total": len(named),
+        "list_query": filters.query(page=shown.number),
+        "previous_query": filters.query(page=shown.previous) if shown.previous else "",
+        "next_query": filters.query(page=shown.next) if shown.next else "",
     }
 
 
