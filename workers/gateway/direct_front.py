@@ -21,7 +21,7 @@ from workers.gateway.dialects.responses_answer import ResponseAnswer
 from workers.gateway.dialects.translator import Translator
 from workers.gateway.direct_upstream import DirectUpstream
 from workers.gateway.errors import ApiError, bad_field
-from workers.gateway.light_body import LightBody
+from workers.gateway.light_fields import LightBody
 from workers.gateway.relay import Relay
 from workers.gateway.serving import ENGINE_DOMAIN, Serving
 from workers.gateway.signals import authenticate, branch_signal, standing

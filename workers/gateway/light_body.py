@@ -4,52 +4,14 @@ from __future__ import annotations
 
 import re
 from array import array
-from typing import Any
 
 import msgspec
 
 from workers.gateway.errors import ApiError, bad_field
-from workers.gateway.signals import MAX_NAME_LENGTH
+from workers.gateway.light_fields import LightBody
 
 BYTES_A_TOKEN = 4
 _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_NOTHING = msgspec.Raw(b"")
-
-
-class LightBody(msgspec.Struct):
-    """Fields of a chat or text completion. `messages`, `prompt`, `tools`: their JSON as it came."""
-
-    model: str
-    messages: msgspec.Raw = _NOTHING
-    prompt: msgspec.Raw = _NOTHING
-    tools: msgspec.Raw = _NOTHING
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    metadata: dict[str, Any] | None = None
-    user: Any = None
-
-    @property
-    def wants_usage(self) -> bool:
-        return bool((self.stream_options or {}).get("include_usage"))
-
-    @property
-    def output_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def session_id(self) -> str | None:
-        """A branch id in the body: `metadata.session_id`, else `user`. Raises ApiError."""
-        found, path = (self.metadata or {}).get("session_id"), "metadata.session_id"
-        if found is None:
-            found, path = self.user, "user"
-        if not isinstance(found, str) or not found:
-            return None
-        if len(found) > MAX_NAME_LENGTH or not found.isprintable():
-            raise bad_field(path, f"'{path}' must be printable text of at most {MAX_NAME_LENGTH} characters.")
-        return found
-
 
 _decoder = msgspec.json.Decoder(LightBody)
 
@@ -65,7 +27,7 @@ def read(raw: bytes, chat: bool) -> LightBody:
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
     name, given = ("messages", body.messages) if chat else ("prompt", body.prompt)
-    if not bytes(given):
+    if not memoryview(given).nbytes:
         raise bad_field(name, f"'{name}' is needed.", "missing_required_parameter")
     for path in ("max_tokens", "max_completion_tokens"):
         value = getattr(body, path)

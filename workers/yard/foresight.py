@@ -24,17 +24,23 @@ class Foresight:
     def decided(self, blind: tuple[str, ...]) -> None:
         """A request was placed; `blind` says what its placement was made without."""
         self.decisions += 1
-        self.blind.update(blind)
+        for cause in blind:
+            self.blind[cause] += 1
 
     def measured(self, now: float, node: str | None, predicted_s: float, actual_s: float) -> None:
         """The first token of a request came `actual_s` after its arrival."""
         ratio, bias_s = abs(predicted_s - actual_s) / max(actual_s, 1e-9), actual_s - predicted_s
         self._ratio.add(now, ratio)
         self._bias_s.add(now, bias_s)
-        if node is not None and (node in self._by_node or len(self._by_node) < NODES_KEPT):
-            known = self._by_node.setdefault(node, (SampleWindow(self._window_s), SampleWindow(self._window_s)))
-            known[0].add(now, ratio)
-            known[1].add(now, bias_s)
+        if node is None:
+            return
+        known = self._by_node.get(node)
+        if known is None:
+            if len(self._by_node) == NODES_KEPT:
+                return
+            known = self._by_node[node] = (SampleWindow(self._window_s), SampleWindow(self._window_s))
+        known[0].add(now, ratio)
+        known[1].add(now, bias_s)
 
     def error_ratio(self, now: float) -> dict[str, float | int | None]:
         """|predicted - actual| / actual: `{"p50", "p95", "n"}`."""
