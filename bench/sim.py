@@ -16,7 +16,7 @@ from time import perf_counter, process_time
 
 import apps
 from bench.report import report
-from workers.collecting import collect_seldom
+from workers.collecting import SIMULATED_YOUNG_OBJECTS, collect_seldom
 from workers.simulator.cluster import ClusterRun, Plan
 from workers.simulator.scenario import Cluster, Settings, build
 from workers.simulator.systems import SWITCHYARD
@@ -30,7 +30,7 @@ MEMORY_TARGET_GIB = 4.0
 
 def nine_nodes(agents: int, warm_up_s: float, timed_s: float, profile: bool) -> float:
     """Requests a CPU second in the steady state."""
-    collect_seldom()
+    collect_seldom(SIMULATED_YOUNG_OBJECTS)
     run = build(Cluster(9, 3), SWITCHYARD, Settings(block_tokens=BLOCK_TOKENS, seed=1))
     ClosedLoop(
         run.partition,

@@ -16,7 +16,7 @@ from math import pi, sin
 from multiprocessing.connection import Connection
 from typing import Any
 
-from workers.collecting import collect_seldom
+from workers.collecting import SIMULATED_YOUNG_OBJECTS, collect_seldom
 from workers.simulator.hardware import GLM, KIMI, hardware
 from workers.simulator.scenario import Cluster, Run, Settings, build
 from workers.simulator.systems import system
@@ -159,7 +159,7 @@ class Member:
 
 def _serve(pipe: Connection, plan: Plan, indexes: Sequence[int]) -> None:
     """A worker: builds its partitions, then does what it is told until the pipe closes."""
-    collect_seldom()
+    collect_seldom(SIMULATED_YOUNG_OBJECTS)
     members = [Member(plan, index) for index in indexes]
     while True:
         order, argument = pipe.recv()

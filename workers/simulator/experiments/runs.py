@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.collecting import collect_seldom
+from workers.collecting import SIMULATED_YOUNG_OBJECTS, collect_seldom
 from workers.simulator.hardware import GLM, KIMI, hardware
 from workers.simulator.partition import Signals
 from workers.simulator.recorder import Recorder
@@ -75,7 +75,7 @@ def stationary(name: str, workload: str, agents: int, **changes: Any) -> RunSpec
 
 def execute(spec: RunSpec) -> dict[str, Any]:
     """Make the run."""
-    collect_seldom()
+    collect_seldom(SIMULATED_YOUNG_OBJECTS)
     run, _ = prepare(spec)
     figures = run.measure(spec.warm_up_s, spec.scored_s)
     return _completed(spec, run, figures)

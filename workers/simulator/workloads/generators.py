@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from apps.kvcache.domain.events import BranchSignal
+from apps.kvcache.domain.events import BranchSignal, Relation
 from apps.kvcache.domain.hashing import HASH_BYTES
 from workers.simulator.clients import Script, Turn
 from workers.simulator.workloads.blocks import content, whole_blocks
@@ -34,7 +34,7 @@ def parameters(path: Path = PARAMETERS) -> dict[str, Any]:
 
 def draw(rng: Random, spec: Mapping[str, Any] | float, scale: float = 1.0) -> float:
     """A lognormal draw by its mean and log-sigma, capped where the spec says so; or the number itself."""
-    if not isinstance(spec, Mapping):
+    if isinstance(spec, (int, float)):
         return float(spec) * scale
     if "uniform" in spec:
         return rng.uniform(*spec["uniform"]) * scale
@@ -105,7 +105,7 @@ class Agent:
         threshold = draw(rng, pick(rng, compaction["threshold_tokens"]))
         context = system + self._new(draw(rng, p["initial_user_tokens"]))
         branch, version, forks = self.name, 0, 0
-        signal = BranchSignal(branch, version, None, None, False, self.name, None, "")
+        parent: str | None = None
         spawned = 0
         compacts = False
         total = self._requests()
@@ -123,7 +123,6 @@ class Agent:
                     forks += 1
                     parent, branch, version = branch, f"{self.name}.f{forks}", 0
                     context = context[:kept] + self._new(draw(rng, p["append_tokens"]))
-                    signal = BranchSignal(branch, 0, parent, "fork", False, self.name, None, "")
                 elif rng.random() < p["subagents"]["spawn_probability"]:
                     helpers = tuple(self._helper(branch, spawned + at, p["subagents"]) for at in range(self._fan_out()))
                     spawned += len(helpers)
@@ -131,9 +130,10 @@ class Agent:
             compacts = len(context) // HASH_BYTES * self.block_tokens > threshold
             if compacts:
                 output_tokens = max(1, round(draw(rng, compaction["summary_output_tokens"])))
-            signal = replace(signal, version=version, end=number == total - 1)
+            relation: Relation | None = None if parent is None else "fork"
+            signal = BranchSignal(branch, version, parent, relation, number == total - 1, self.name, None, "")
             turn = self._turn(pause_s, context, output_tokens, signal)
-            yield turn._replace(helpers=helpers)
+            yield turn._replace(helpers=helpers) if helpers else turn
             if compacts:
                 context = system + self._new(draw(rng, compaction["context_after_tokens"]))
                 version += 1
@@ -155,7 +155,7 @@ class Agent:
         rng = self.rng
         context = self._system("helper", p["system_tokens"]) + self._new(draw(rng, p["private_tokens"]))
         total = max(1, round(draw(rng, p["requests"])))
-        signal = BranchSignal(self.name, 0, parent, "subagent", False, self.name.split(".")[0], None, "")
+        program = self.name.split(".")[0]
         for number in range(total):
             if number:
                 context += self._new(draw(rng, p["append_tokens"]) + draw(rng, p.get("screenshot_tokens", 0)))
@@ -164,7 +164,7 @@ class Agent:
                 self._pause(p["pause_s"]) if number else 0.0,
                 context,
                 output_tokens,
-                replace(signal, end=number == total - 1),
+                BranchSignal(self.name, 0, parent, "subagent", number == total - 1, program, None, ""),
             )
             yield turn
             context += turn.output_chain
@@ -185,7 +185,6 @@ class Agent:
         context = self._system("system", p["shared_system_tools_tokens"])
         context += self._new(draw(rng, p["initial_user_tokens"]) + fixed_tokens)
         total = self._requests()
-        signal = BranchSignal(self.name, 0, None, None, False, self.name, None, "")
         helpers_of = p.get("subagents")
         spawned = 0
         for number in range(total):
@@ -196,8 +195,9 @@ class Agent:
                     helpers = (self._helper(self.name, spawned, helpers_of),)
                     spawned += 1
             pause_s = self._pause(p["pause_s"]) if number else first_pause_s
-            turn = self._turn(pause_s, context, self._output(), replace(signal, end=number == total - 1))
-            yield turn._replace(helpers=helpers)
+            signal = BranchSignal(self.name, 0, None, None, number == total - 1, self.name, None, "")
+            turn = self._turn(pause_s, context, self._output(), signal)
+            yield turn._replace(helpers=helpers) if helpers else turn
             context += turn.output_chain
 
 
