@@ -70,12 +70,13 @@ def _make():
 
 
 class Server(threading.Thread):
-    """uvicorn, and what a gateway would publish: `state` is what the next snapshots say."""
+    """uvicorn, and what a gateway would publish: `state` is what the next snapshots say, `source()` all of them."""
 
     def __init__(self, partition):
         super().__init__(daemon=True)
         self.partition = partition
         self.state = {}
+        self.source = None
         self.port = free_port()
         config = uvicorn.Config(
             application, port=self.port, log_level="warning", lifespan="off", ws_per_message_deflate=False
@@ -101,7 +102,7 @@ class Server(threading.Thread):
             priorities = {band["name"]: band["priority"] for band in config["bands"]}
             for band in data["bands"]:
                 band["priority"] = priorities.get(band["name"], band["priority"])
-            data |= self.state
+            data |= self.source() if self.source else self.state
             client.set(redis_names.live_key(self.partition), json.dumps(data), ex=10)
             await layer.group_send(redis_names.live_group(self.partition), {"type": "live.snapshot", "data": data})
             await asyncio.sleep(0.2)

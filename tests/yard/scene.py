@@ -30,7 +30,7 @@ class Scene:
         self.document["flow"]["prefill"]["limit_per_node"] = limit_per_node
         self.document["flow"]["decode"]["limit_per_node"] = decode_limit
         self.yard = Yard(PartitionConfig.parse(self.document), self.now)
-        self.statuses = {name: _status(phase) for name, phase in phases.items()}
+        self.statuses = {name: node_state(phase) for name, phase in phases.items()}
         self.log: list[commands.Command] = []
         self.step: list[commands.Command] = []
         self._hasher = PromptHasher("glm", "fp8", 64, 1)
@@ -146,7 +146,7 @@ class Scene:
         assert counts["arrived"] == sum(counts[end] for end in ("completed", "failed", "dropped", "cancelled"))
 
 
-def _status(phase: str) -> events.NodeState:
+def node_state(phase: str) -> events.NodeState:
     return events.NodeState(
         phase=phase,
         target_phase=phase,
