@@ -3,7 +3,8 @@
 Four outages: each of the two servers frozen (connections hang) and killed (connections are refused; the supervisor is kept
 from restarting it for the time). While recorded sessions are replayed a node is forced to its other phase, and the outage
 begins at once. The gateway must go on answering, and afterwards the split must be as ordered or as before, with no node in
-between. `python -m bench.planner_faults [OUTAGE_S]`.
+between. First the same with nothing away, twice, to either phase: silences that the work itself brings (long prompts queueing on
+the one prefill node that is left) are the baseline of the others. `python -m bench.planner_faults [OUTAGE_S]`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ OUTAGE_S = 30.0
 SETTLE_WITHIN_S = 90.0
 # What a client may have to wait between two answers of a gateway that serves twelve agents on four nodes.
 LONGEST_SILENCE_S = 12.0
+NOTHING = "nothing"
 SERVERS = {"redis": ("valkey-server", "redis-server"), "postgresql": ("postgres",)}
 _ENDED = re.compile(r'^switchyard_requests_ended_total\{[^}]*outcome="completed"[^}]*\} ([0-9.e+]+)', re.MULTILINE)
 
@@ -71,7 +73,10 @@ def supervisor() -> int:
 
 @contextlib.contextmanager
 def away(server: str, how: str) -> Iterator[None]:
-    """The server does not answer inside: `frozen`, or `killed` and not restarted."""
+    """The server does not answer inside: `frozen`, or `killed` and not restarted. Nothing happens to `nothing`."""
+    if server == NOTHING:
+        yield
+        return
     stopped = processes_of(server) if how == "frozen" else [supervisor()]
     for number in stopped:
         os.kill(number, signal.SIGSTOP)
@@ -135,8 +140,10 @@ def until_settled(operator: Operator) -> tuple[dict[str, Any] | None, float]:
     return None, time.monotonic() - began
 
 
-def outage(operator: Operator, gateway: Gateway, server: str, how: str, seconds: float) -> None:
-    """One outage in the middle of a switch of one node."""
+def outage(
+    operator: Operator, gateway: Gateway, server: str, how: str, seconds: float, quiet_s: float | None = None
+) -> float:
+    """One outage in the middle of a switch of one node; answers the longest silence. `quiet_s`: that with nothing away."""
     name = f"outage.{server}.{how}"
     before, _ = until_settled(operator)
     if before is None:
@@ -149,12 +156,14 @@ def outage(operator: Operator, gateway: Gateway, server: str, how: str, seconds:
         answered, silence_s = gateway.watch(seconds)
     split, took_s = until_settled(operator)
     report(f"{name}.answers_during", answered, "requests", target=1.0)
-    report(f"{name}.longest_silence", silence_s, "s", target=LONGEST_SILENCE_S, aim="at_most")
+    target = None if server == NOTHING else LONGEST_SILENCE_S
+    report(f"{name}.longest_silence", silence_s, "s", target=target, aim="at_most", baseline=quiet_s)
     report(f"{name}.settled_after", took_s if split else None, "s", target=SETTLE_WITHIN_S, aim="at_most")
     now = next((n["desired_phase"] for n in split["current"]["nodes"] if n["name"] == NODE), None) if split else None
     report(f"{name}.split_as_ordered", float(now == wanted), "splits", target=None if now == phase else 1.0)
-    after, _ = gateway.watch(5.0)
+    after, _ = gateway.watch(LONGEST_SILENCE_S)
     report(f"{name}.answers_after", after, "requests", target=1.0)
+    return silence_s
 
 
 def main(seconds: float) -> int:
@@ -169,9 +178,10 @@ def main(seconds: float) -> int:
         deadline = time.monotonic() + 120
         while gateway.completed() < 5 and time.monotonic() < deadline:
             time.sleep(0.5)
+        quiet_s = max(outage(operator, gateway, NOTHING, how, seconds) for how in ("first", "second"))
         for server in SERVERS:
             for how in ("frozen", "killed"):
-                outage(operator, gateway, server, how, seconds)
+                outage(operator, gateway, server, how, seconds, quiet_s)
     return 0
 
 
