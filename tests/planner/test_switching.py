@@ -14,7 +14,7 @@ from apps.topology import configuration
 from apps.topology.models import Node
 from controlplane import redis_client as redis_keys
 from tests.factories import actor_with
-from workers.planner import driving, tasks
+from workers.planner import driving, health, tasks
 
 ADA = actor_with("administrator", "ada")
 
@@ -273,3 +273,10 @@ def test_a_force_that_cannot_be_ordered_after_a_switch_is_logged_and_tried_again
     assert SwitchOrder.objects.count() == 1
     Node.objects.update(enabled=True)
     assert "ordered what is forced" in tasks.reconcile(partition.name)
+
+
+def test_a_node_that_is_gone_since_it_was_asked_stops_no_healing(partition, yard):
+    Node.objects.filter(name="gb300-2").update(desired_phase="decode", generation=3)
+    reports = health.observe(partition, time.time())
+    Node.objects.get(name="gb300-1").delete()
+    assert health.heal(partition, reports) == ["gb300-2 told again to decode"]

@@ -38,8 +38,8 @@ def heal(partition: Partition, reports: Reports) -> list[str]:
     deadline_s = policy_of(partition).drain_deadline_s
     with Reach(partition, list(nodes.values())) as agents:
         for name, said in reports.items():
-            node = nodes[name]
-            if not isinstance(said, StatusReported) or orders.is_moving(node):
+            node = nodes.get(name)  # None: taken out of the records since it was asked
+            if node is None or not isinstance(said, StatusReported) or orders.is_moving(node):
                 continue
             if said.generation == node.generation and said.target_phase == node.desired_phase:
                 continue
