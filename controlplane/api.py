@@ -12,7 +12,9 @@ from apps.planning.api import router as planning_router
 from apps.planning.experiments_api import router as experiments_router
 from apps.telemetry.api import router as telemetry_router
 from apps.telemetry.channels_api import router as channels_router
+from apps.telemetry.rules_api import router as rules_router
 from apps.tenancy.api import router as tenancy_router
+from apps.tenancy.members_api import router as members_router
 from apps.topology.api import router as topology_router
 from controlplane.manifests.api import router as manifests_router
 from controlplane.rest import problems
@@ -68,10 +70,12 @@ api = SwitchyardAPI(
 api.add_decorator(idempotent, mode="view")
 problems.install(api)
 api.add_router("", tenancy_router)
+api.add_router("", members_router)
 api.add_router("", topology_router)
 api.add_router("", flowcontrol_router)
 api.add_router("", telemetry_router)
 api.add_router("", channels_router)
+api.add_router("", rules_router)
 api.add_router("", planning_router)
 api.add_router("", experiments_router)
 api.add_router("", manifests_router)

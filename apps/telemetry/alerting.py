@@ -18,6 +18,7 @@ from apps.telemetry.selectors import live_snapshot
 from apps.tenancy.models import ApiKey
 from apps.topology.configuration import send_live_event
 from apps.topology.models import Partition
+from controlplane import records
 from controlplane.actors import Actor
 from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField, NotFound, Unavailable
@@ -191,9 +192,6 @@ def set_rule(partition: Partition, name: str, actor: Actor, reason: str = "", **
         raise InvalidField("threshold", "expected a number above 0" if rule.threshold else "this rule has none")
     with change(actor, reason, role="operator"):
         setting, _ = AlertSetting.objects.get_or_create(partition=partition, rule=name)
-        for field, value in changes.items():
-            if field not in ("enabled", "threshold", "silenced_until"):
-                raise InvalidField(field, "expected enabled, threshold or silenced_until")
-            setattr(setting, field, value)
-        setting.save()
+        if records.apply(setting, changes, ("enabled", "threshold", "silenced_until")):
+            setting.save()
     return setting

@@ -395,6 +395,9 @@ class FreezeIn(TypedDict):
     reason: str
     until: NotRequired[str | None]
 
+class HistoryQuery(TypedDict):
+    seconds: NotRequired[float]
+
 class ImportIn(TypedDict):
     dry_run: NotRequired[bool]
     pool: NotRequired[str]
@@ -461,6 +464,13 @@ class LivingQuery(TypedDict):
     q: NotRequired[str]
     stage: NotRequired[str]
     tenant: NotRequired[str]
+
+class MemberIn(TypedDict):
+    reason: NotRequired[str]
+    username: str
+
+class MemberOut(TypedDict):
+    username: str
 
 Mode = Literal['automatic', 'approve', 'advisory', 'frozen']
 
@@ -601,6 +611,10 @@ class Page_FitOut_(TypedDict):
 
 class Page_KeyOut_(TypedDict):
     items: list[KeyOut]
+    next_cursor: NotRequired[str | None]
+
+class Page_MemberOut_(TypedDict):
+    items: list[MemberOut]
     next_cursor: NotRequired[str | None]
 
 class Page_NodeOut_(TypedDict):
@@ -819,6 +833,26 @@ class RevertIn(TypedDict):
     version: int
 
 RoutingPolicy = Literal['ttft', 'round-robin', 'least-loaded', 'cache-aware', 'sticky', 'dynamo-kv']
+
+class RuleEdit(TypedDict):
+    enabled: NotRequired[bool | None]
+    reason: NotRequired[str]
+    silenced_until: NotRequired[str | None]
+    threshold: NotRequired[float | None]
+
+class RuleOut(TypedDict):
+    do: str
+    enabled: bool
+    for_s: float
+    look: str
+    means: str
+    name: str
+    own_threshold: bool
+    severity: str
+    silenced_until: str | None
+    threshold: float | None
+    title: str
+    unit: str
 
 Source = Literal['learned', 'configured']
 
@@ -1196,6 +1230,33 @@ class Api:
             'PATCH', '/api/v1/partitions/{partition}', {'partition': partition}, {}, body
         )
 
+    def list_alert_rules(
+        self,
+        partition: str,
+    ) -> list[RuleOut]:
+        return self._call(
+            'GET', '/api/v1/partitions/{partition}/alert-rules', {'partition': partition}, {}, None
+        )
+
+    def get_alert_rule(
+        self,
+        partition: str,
+        name: str,
+    ) -> RuleOut:
+        return self._call(
+            'GET', '/api/v1/partitions/{partition}/alert-rules/{name}', {'partition': partition, 'name': name}, {}, None
+        )
+
+    def edit_alert_rule(
+        self,
+        partition: str,
+        name: str,
+        body: RuleEdit,
+    ) -> RuleOut:
+        return self._call(
+            'PATCH', '/api/v1/partitions/{partition}/alert-rules/{name}', {'partition': partition, 'name': name}, {}, body
+        )
+
     def list_alerts(
         self,
         partition: str,
@@ -1389,6 +1450,16 @@ class Api:
     ) -> FlowOut:
         return self._call(
             'PATCH', '/api/v1/partitions/{partition}/flow-settings', {'partition': partition}, {}, body
+        )
+
+    def list_history(
+        self,
+        partition: str,
+        *,
+        seconds: float | None = None,
+    ) -> list[dict[str, Any]]:
+        return self._call(
+            'GET', '/api/v1/partitions/{partition}/history', {'partition': partition}, {'seconds': seconds}, None
         )
 
     def get_live(
@@ -1829,6 +1900,37 @@ class Api:
     ) -> IssuedKeyOut:
         return self._call(
             'POST', '/api/v1/tenants/{name}/keys', {'name': name}, {}, body
+        )
+
+    def list_members(
+        self,
+        name: str,
+        *,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page_MemberOut_:
+        return self._call(
+            'GET', '/api/v1/tenants/{name}/members', {'name': name}, {'limit': limit, 'cursor': cursor}, None
+        )
+
+    def add_member(
+        self,
+        name: str,
+        body: MemberIn,
+    ) -> MemberOut:
+        return self._call(
+            'POST', '/api/v1/tenants/{name}/members', {'name': name}, {}, body
+        )
+
+    def remove_member(
+        self,
+        name: str,
+        username: str,
+        *,
+        reason: str | None = None,
+    ) -> None:
+        self._call(
+            'DELETE', '/api/v1/tenants/{name}/members/{username}', {'name': name, 'username': username}, {'reason': reason}, None
         )
 
     def pause_tenant(

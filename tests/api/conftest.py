@@ -39,6 +39,7 @@ def partition(db: None) -> Partition:
     PlannerPolicy.objects.create(partition=partition, mode="approve")
     flowcontrol.create_band(partition, "spare", -50, SYSTEM)
     make_tenant()
+    make_user("admin")
     Slice.objects.create(partition=partition, t0=0.0, t1=60.0, workload=WORKLOAD)
     RequestRecord.objects.create(partition=partition, request_id="r-1", at=timezone.now(), tenant="acme")
     return partition
@@ -120,6 +121,11 @@ def _busy(partition: Partition) -> str:
     return "fairness"
 
 
+def _member(partition: Partition) -> str:
+    tenancy.add_member(Tenant.objects.get(name="acme"), make_user("member", "tenant"), SYSTEM)
+    return "member"
+
+
 def _alert(partition: Partition) -> int:
     return Alert.objects.create(
         partition=partition, rule="node-down", severity="critical", state="firing", summary="gb300-1 does not answer"
@@ -181,6 +187,7 @@ def _dry_run(partition: Partition) -> int:
 _MADE: dict[str, Callable[[Partition], int | str]] = {
     "key": _key,
     "channel": _channel,
+    "member": _member,
     "idle": _idle,
     "busy": _busy,
     "proposal": _proposal,

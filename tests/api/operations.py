@@ -69,6 +69,25 @@ OPERATIONS = [
     ),
     Operation("rotate_key", "post", "/keys/{key}/rotate", "administrator", WHY, 201, ("/keys/999999999/rotate",)),
     Operation("revoke_key", "post", "/keys/{key}/revoke", "administrator", WHY, 200, ("/keys/999999999/revoke",)),
+    _read("list_members", "/tenants/acme/members", "/tenants/nobody/members"),
+    Operation(
+        "add_member",
+        "post",
+        "/tenants/acme/members",
+        "administrator",
+        {"username": "admin"},
+        201,
+        ("/tenants/nobody/members",),
+    ),
+    Operation(
+        "remove_member",
+        "delete",
+        "/tenants/acme/members/{member}",
+        "administrator",
+        None,
+        204,
+        ("/tenants/acme/members/nobody", "/tenants/nobody/members/x"),
+    ),
     # topology
     _read("list_clusters", "/clusters"),
     _read("get_cluster", "/clusters/gb300", "/clusters/nowhere"),
@@ -242,6 +261,17 @@ OPERATIONS = [
         WHY,
         unknown=(f"{GATEWAY}/alerts/999999/acknowledge", "/partitions/nowhere/alerts/1/acknowledge"),
     ),
+    _read("list_alert_rules", f"{GATEWAY}/alert-rules", "/partitions/nowhere/alert-rules"),
+    _read("get_alert_rule", f"{GATEWAY}/alert-rules/queue-old", f"{GATEWAY}/alert-rules/nope"),
+    Operation(
+        "edit_alert_rule",
+        "patch",
+        f"{GATEWAY}/alert-rules/queue-old",
+        "operator",
+        {"threshold": 45},
+        unknown=(f"{GATEWAY}/alert-rules/nope", "/partitions/nowhere/alert-rules/queue-old"),
+    ),
+    _read("list_history", f"{GATEWAY}/history", "/partitions/nowhere/history"),
     # channels
     _read("list_channels", "/channels"),
     Operation(
