@@ -1,11 +1,15 @@
 """A partition of hundreds of nodes on the Nodes page: counted, ordered, narrowed, and every one of them on some page."""
 
 import re
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from apps.console import fleet
-from apps.topology.models import Node
+from apps.console.views import nodes
+from apps.planning.models import SwitchOrder, SwitchStep
+from apps.topology.models import ConfigurationVersion, Node
 from tests.console.kit import node, publish_snapshot, snapshot
 from tests.factories import COEFFICIENTS
 
@@ -85,3 +89,37 @@ def test_few_nodes_stay_on_the_live_feed_until_they_are_ordered(as_role, live):
     assert 'data-each="nodes"' in page and 'class="kinds"' not in page
     page = as_role("viewer").get(BASE, {"sort": "pool"}).content.decode()
     assert 'data-each="nodes"' not in page and "4 nodes" in re.sub("<[^>]+>", "", page)
+
+
+def test_the_split_page_shows_what_each_of_many_nodes_does_not_only_of_the_first(as_role, many, redis_client):
+    many["nodes"][198] |= {"phase": "mixed"}
+    publish_snapshot(redis_client, many)
+    current = as_role("viewer").get("/p/gb300/split/").context["plan"]["marks"][0]
+    assert {cell["kind"]: cell["grow"] for cell in current["cells"]} == {
+        "prefill": 98, "decode": 99, "mixed": 1, "draining": 1, "down": 1,
+    }  # fmt: skip
+
+
+def test_the_timeline_of_many_switches_has_those_of_its_lanes_and_the_newest_in_its_table(
+    as_role, many, partition, monkeypatch
+):
+    monkeypatch.setattr(nodes, "MOVES_SHOWN", 3)
+    monkeypatch.setattr(nodes, "LANES_SHOWN", 2)
+    now = timezone.now()
+    ConfigurationVersion.objects.update(created_at=now - timedelta(days=1))
+    orders = SwitchOrder.objects.bulk_create(
+        SwitchOrder(partition=partition, cause="planner", ordered_by="p", reason="r", state="done", from_prefill=[],
+                    from_decode=[], to_prefill=[], to_decode=[], drain_deadline_s=1, cooldown_s=1)
+        for _ in range(2)
+    )  # fmt: skip
+    SwitchStep.objects.bulk_create(
+        SwitchStep(order=orders[i // 4], position=i, node=f"gb300-{20 + i % 4}", from_phase="prefill", to_phase="decode",
+                   state="switched", began_at=now - timedelta(minutes=9 - i), finished_at=now - timedelta(minutes=8 - i))
+        for i in range(8)
+    )  # fmt: skip
+    found = as_role("viewer").get(f"{BASE}timeline/").context
+    assert [move.node for move in found["moves"]] == ["gb300-23", "gb300-22", "gb300-21"]
+    assert [lane["name"] for lane in found["lanes"]] == ["gb300-21", "gb300-22"]
+    assert [part["kind"] for part in found["lanes"][0]["parts"]].count("switching") == 2
+    rows = as_role("viewer").get(f"{BASE}timeline/", {"format": "json"}).json()
+    assert sum(row["phase"] == "switching" for row in rows) == 8

@@ -20,11 +20,10 @@ from controlplane import redis_client as keys
 from tests.console.kit import band, candidate, node, snapshot
 from tests.factories import COEFFICIENTS
 
-# Where there are more nodes than lanes, Nodes and its timeline ask which of them switched. Audit asks twice
-# a table that it shows.
+# Where more switched than the timeline's table lists, it asks for those of its lanes. Audit asks twice a table it shows.
 QUERIES = {
     "overview": 12, "queues": 14, "split": 21, "nodes": 16, "requests": 14, "branches": 12, "reuse": 11, "model": 12,
-    "whatif": 11, "tenants": 13, "alerts": 14, "audit": 25, "settings": 16, "period": 7, "split-state": 19, "timeline": 10,
+    "whatif": 11, "tenants": 13, "alerts": 14, "audit": 25, "settings": 16, "period": 7, "split-state": 19, "timeline": 9,
     "node-list": 7, "waiting": 7, "flows": 5, "alerts-state": 9, "history": 6, "palette": 8,
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -37,22 +37,48 @@ LEAST_SHARE = 0.0004
 _BULKY = ("coefficients", "direct", "url")
 
 
+class Known(NamedTuple):
+    """What the timeline needs to know of a node."""
+
+    name: str
+    phase: str
+    order: int
+    enabled: bool
+
+
 @partition_view("viewer")
 def nodes(request: HttpRequest, partition: Partition) -> HttpResponse:
-    rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
+    known = _known(partition)
     filters = _filters(request)
-    seen = live_view(request, partition, whole=not _still(filters, len(rows)))
-    context = _narrowed(request, filters, seen.snapshot, len(rows)) | _timeline(request, partition, list(rows.values()))
-    return page(request, partition, "nodes", seen, stored=rows, forced=forced_phases(partition), **context)
+    still = _still(filters, len(known))
+    seen = live_view(request, partition, whole=not still)
+    context: dict[str, Any] = {"filters": filters, "still": still}
+    if still:
+        context |= _narrowed(request, filters, seen.snapshot)
+    stored = _stored(partition, context["chosen"] if still and seen.view else None)
+    context |= _timeline(request, partition, known)
+    return page(request, partition, "nodes", seen, stored=stored, forced=forced_phases(partition), **context)
 
 
 @partition_view("viewer")
 def node_list(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The cards again, of a list too long to be kept up to date by the live feed."""
-    rows = {node.name: node for node in nodes_of(partition).defer(*_BULKY)}
-    context = {"partition": partition, "stored": rows, "forced": forced_phases(partition)}
-    context |= _narrowed(request, _filters(request), last_snapshot(partition), len(rows)) | abilities(request)
+    context = _narrowed(request, _filters(request), last_snapshot(partition)) | abilities(request)
+    stored = _stored(partition, context["chosen"])
+    context |= {"partition": partition, "stored": stored, "forced": forced_phases(partition)}
     return render(request, "console/_node_list.html", context)
+
+
+def _known(partition: Partition) -> list[Known]:
+    return [Known(*row) for row in nodes_of(partition).values_list("name", "desired_phase", "order", "enabled")]
+
+
+def _stored(partition: Partition, shown: Iterable[dict[str, Any]] | None) -> dict[str, Node]:
+    """By name: those that are shown as cards, and those that are out of service; all of them when `shown` is None."""
+    rows = nodes_of(partition).defer(*_BULKY)
+    if shown is not None:
+        rows = rows.filter(Q(name__in=[row["name"] for row in shown]) | Q(enabled=False))
+    return {node.name: node for node in rows}
 
 
 def _filters(request: HttpRequest) -> Filters:
@@ -71,10 +97,8 @@ def _still(filters: Filters, total: int) -> bool:
     return bool(chosen) or total > NODES_SHOWN
 
 
-def _narrowed(request: HttpRequest, filters: Filters, snapshot: dict[str, Any], total: int) -> dict[str, Any]:
-    """The filters and, where the cards stand still, those that fit, a page of them, and how many there are of each kind."""
-    if not _still(filters, total):
-        return {"filters": filters, "still": False}
+def _narrowed(request: HttpRequest, filters: Filters, snapshot: dict[str, Any]) -> dict[str, Any]:
+    """Cards that stand still: a page of those that fit, and how many there are of each kind."""
     named = fleet.named(snapshot.get("nodes") or [], filters.value("q"))
     found = [node for node in named if filters.value("kind") in ("", node_kind(node))]
     asked = request.GET.get("page", "")
@@ -99,7 +123,7 @@ def _narrowed(request: HttpRequest, filters: Filters, snapshot: dict[str, Any], 
 def timeline(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The lanes again, as time goes on; `?format=trace` (Perfetto), `csv` or `json` for all of them as a file."""
     kind = request.GET.get("format")
-    found = _timeline(request, partition, list(nodes_of(partition).defer(*_BULKY)), whole=bool(kind))
+    found = _timeline(request, partition, _known(partition), whole=bool(kind))
     if kind == "trace":
         return exports.json_response(
             f"{partition.name}-phases.trace.json", trace(found["lanes"], found["window"].start)
@@ -113,26 +137,32 @@ def timeline(request: HttpRequest, partition: Partition) -> HttpResponse:
     return file or render(request, "console/_timeline.html", {"partition": partition} | found)
 
 
-def _timeline(request: HttpRequest, partition: Partition, rows: list[Node], whole: bool = False) -> dict[str, Any]:
+def _timeline(request: HttpRequest, partition: Partition, known: list[Known], whole: bool = False) -> dict[str, Any]:
+    """The lanes of as many nodes as fit, those first that switched lately."""
     now = time.time()
     shown = window(request.GET, now)
     steps = _steps(partition, shown)
     first = ConfigurationVersion.objects.filter(partition=partition).order_by("version").only("created_at").first()
     known_since = first.created_at.timestamp() if first else now
     wanted = request.GET.get("q", "").lower()
-    names = [node for node in rows if node.enabled and wanted in node.name.lower()]
-    if not whole and len(names) > LANES_SHOWN:
-        moved = set(steps.order_by().values_list("node", flat=True).distinct())
-        names.sort(key=lambda node: (node.name not in moved, node.order))
-    phases = {node.name: node.desired_phase for node in (names if whole else names[:LANES_SHOWN])}
-    ran = _moves((steps if whole else steps.filter(node__in=phases)).order_by("began_at"))
+    chosen = [node for node in known if node.enabled and wanted in node.name.lower()]
+    newest = _moves(steps.order_by("-began_at")) if whole else _moves(steps.order_by("-began_at")[:MOVES_SHOWN])
+    ran, left_out = newest, 0
+    if not whole:
+        moved, left_out = {move.node for move in newest}, max(0, len(chosen) - LANES_SHOWN)
+        if left_out:
+            chosen.sort(key=lambda node: (node.name not in moved, node.order))
+            del chosen[LANES_SHOWN:]
+        if len(newest) == MOVES_SHOWN:
+            ran = _moves(steps.filter(node__in=[node.name for node in chosen]))
+    phases = {node.name: node.phase for node in chosen}
     moves = ran + _next_moves(partition, shown, phases)
     least_s = 0.0 if whole else shown.span_s * LEAST_SHARE
     return {
         "window": shown,
         "lanes": lanes(phases, moves, shown.start, shown.end, known_since, least_s),
-        "lanes_left_out": len(names) - len(phases),
-        "moves": ran if whole else _moves(steps.order_by("-began_at")[:MOVES_SHOWN]),
+        "lanes_left_out": left_out,
+        "moves": newest,
         "ticks": ticks(shown.start, shown.end),
         "long_ticks": shown.span_s > 86_400,
         "spans": SPANS,

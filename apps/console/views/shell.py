@@ -69,7 +69,7 @@ class Seen(NamedTuple):
 
 # Parts of a snapshot that only these pages show; the others are spared presenting hundreds of nodes and flows.
 _BULKY = ("nodes", "bands", "recent")
-_SHOW_ALL = frozenset({"overview", "queues", "nodes", "reuse", "split"})
+_SHOW_ALL = frozenset({"overview", "queues", "nodes", "reuse"})
 
 
 def page(

@@ -16,10 +16,11 @@ from apps.console.formats import plural
 from apps.console.forms import ForceSplitForm, FreezeForm, ModeForm, ReasonForm
 from apps.console.plan import present_plan, shown_detail
 from apps.console.views.actions import answer, posted
-from apps.console.views.shell import abilities, live_view, page
+from apps.console.views.shell import abilities, last_snapshot, live_view, page
 from apps.planning import selectors, services
 from apps.planning.choices import Mode
 from apps.planning.models import Decision
+from apps.telemetry.samples import node_kind
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
 from controlplane.errors import NotFound
@@ -31,19 +32,19 @@ CONTROLS = "act-slot"
 
 @partition_view("viewer")
 def split(request: HttpRequest, partition: Partition) -> HttpResponse:
-    seen = live_view(request, partition)
-    return page(request, partition, "split", seen, plan=_plan(partition, seen.view))
+    seen = live_view(request, partition, whole=False)
+    return page(request, partition, "split", seen, plan=_plan(partition, seen.snapshot))
 
 
 @partition_view("viewer")
 def state(request: HttpRequest, partition: Partition) -> HttpResponse:
     """The part of the page that events make old."""
-    context = {"partition": partition, "plan": _plan(partition, live_view(request, partition).view)}
+    context = {"partition": partition, "plan": _plan(partition, last_snapshot(partition))}
     return render(request, "console/_split_state.html", context | abilities(request))
 
 
-def _plan(partition: Partition, view: dict[str, Any] | None) -> dict[str, Any]:
-    observed = {node["name"]: node["kind"] for node in view["nodes"]} if view else None
+def _plan(partition: Partition, snapshot: dict[str, Any]) -> dict[str, Any]:
+    observed = {node.get("name"): node_kind(node) for node in snapshot.get("nodes") or []}
     return present_plan(selectors.split_view(partition, _decided), time.time(), observed)
 
 
