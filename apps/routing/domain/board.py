@@ -33,8 +33,6 @@ _FACTS = ("c0", "c1", "c2", "c3", "chunk", "spare", "referenced")
 _LOADS = ("head_until", "queued_s", "requests", "link_free_at")
 _DECODE_FACTS = ("d0", "d1", "d2", "missed_ratio", "t_fwd", "limit", "capacity")
 _DECODE_LOADS = ("decoding", "kv_tokens")
-_FITS, _INELIGIBLE, _TOO_SMALL, _KV_FULL, _BATCH_FULL = range(5)
-_WHY_NOT_DECODE = ("", "", "kv-too-small", "kv-full", "batch-full")
 
 
 class Load(Protocol):
@@ -96,7 +94,7 @@ class Board:
         prefill, columns = facts.prefill, self.columns
         columns["c0"][row], columns["c1"][row] = prefill.c0, prefill.c1
         columns["c2"][row], columns["c3"][row] = prefill.c2, prefill.c3
-        columns["chunk"][row] = facts.prefill_chunk_tokens
+        columns["chunk"][row] = facts.prefill_chunk_tokens or np.inf
         columns["spare"][row] = np.inf if facts.pool_spare_tokens is None else facts.pool_spare_tokens
         columns["referenced"][row] = facts.pool_referenced_tokens
         decode = facts.decode
@@ -166,16 +164,23 @@ class DecodePredictions(_Table[DecodeTerms]):
         self.iteration_s = columns["d0"] + columns["d1"] * phi + columns["d2"] * self.batch
         self._free = columns["capacity"] - columns["kv_tokens"]
         needed = query.context_tokens + query.output_tokens
-        cases = [~board.eligible, needed > columns["capacity"], needed > self._free, self.batch > columns["limit"]]
-        self._case = np.select(cases, [_INELIGIBLE, _TOO_SMALL, _KV_FULL, _BATCH_FULL], _FITS)
-        self.fits: Flags = self._case == _FITS
+        self._needed, self._capacity, self._eligible = needed, columns["capacity"].copy(), board.eligible.copy()
+        # What fits beside the running ones fits at all.
+        self.fits: Flags = board.eligible & (needed <= self._free) & (self.batch <= columns["limit"])
         home = None if query.home is None else board.index.get(query.home)
         self.home = home if home is not None and self.fits[home] else None
 
     @property
     def full(self) -> bool:
         """Whether a node would do, had it room."""
-        return bool(((self._case == _KV_FULL) | (self._case == _BATCH_FULL)).any())
+        return bool((self._eligible & ~self.fits & (self._needed <= self._capacity)).any())
+
+    def _why_no_room(self, row: int) -> str | None:
+        if self.fits[row]:
+            return None
+        if self._needed > self._capacity[row]:
+            return "kv-too-small"
+        return "kv-full" if self._needed > self._free[row] else "batch-full"
 
     def _row(self, row: int) -> DecodeTerms:
         name, why_not = self._facts[row].name, self._why_not[row]
@@ -188,7 +193,7 @@ class DecodePredictions(_Table[DecodeTerms]):
             batch=int(self.batch[row]),
             kv_free_tokens=None if free == np.inf else int(free),
             home=name == self._query.home,
-            why_not=_WHY_NOT_DECODE[self._case[row]] or None,
+            why_not=self._why_no_room(row),
         )
 
 
@@ -234,7 +239,7 @@ class Predictions(_Table[CandidateTerms]):
         self._overflow_s = np.maximum(0.0, self._fetch_s - waited_s)
         displaced = np.minimum(np.maximum(0.0, tokens - columns["spare"]), columns["referenced"])
         self._duplicate_s = displaced * (columns["c1"] + columns["c2"] * all_tokens)
-        self._fetched_service_s = _prefill_s(columns, query.prompt_tokens, np.full(len(tokens), all_tokens))
+        self._fetched_service_s = _prefill_s(columns, query.prompt_tokens, all_tokens)
         fetched_s = waited_s + self._fetched_service_s + self._overflow_s + self._duplicate_s
         self._fetches = self._better_source & (fetched_s < self.total_s)
         self.total_s = np.where(self._fetches, fetched_s, self.total_s)
@@ -292,10 +297,10 @@ def best_rows(table: Sequence[CandidateTerms], count: int) -> Sequence[Candidate
     return sorted(table, key=lambda row: (row.why_not is not None, row.total_s))[:count]
 
 
-def _prefill_s(columns: Mapping[str, Floats], prompt_tokens: int, cached: Floats) -> Floats:
+def _prefill_s(columns: Mapping[str, Floats], prompt_tokens: int, cached: Floats | float) -> Floats:
     """`ttft.prefill_s` of one prompt on every node, with `cached` tokens there, all of them restored from host memory."""
     new = prompt_tokens - cached
-    chunk = columns["chunk"]
-    iterations = np.where(chunk > 0, np.maximum(1.0, np.ceil(new / np.where(chunk > 0, chunk, 1.0))), 1.0)
-    pairs = new * cached + np.floor(new * (new + 1) / 2)
-    return columns["c0"] * iterations + columns["c1"] * new + columns["c2"] * pairs + columns["c3"] * cached
+    iterations: Floats = np.maximum(1.0, np.ceil(new / columns["chunk"]))
+    pairs = new * cached + new * (new + 1) / 2
+    seconds: Floats = columns["c0"] * iterations + columns["c1"] * new + columns["c2"] * pairs + columns["c3"] * cached
+    return seconds
