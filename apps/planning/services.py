@@ -111,6 +111,26 @@ def unfreeze(partition: Partition, actor: Actor, reason: str) -> PlannerPolicy:
     return policy
 
 
+def forget_node(node: Node, actor: Actor, reason: str = "") -> None:
+    """Takes a node that is out of service (`enabled` false) out of the records. Its past keeps its name. Administrator.
+
+    Raises Conflict while it is in service, moves in a switch, is forced, or is the partition's only one.
+    """
+    with change(actor, reason, role="administrator"):
+        partition = records.locked(node.partition)
+        row = records.locked(node)
+        if row.enabled:
+            raise Conflict(f"{row.name} is in service; disable it first (enabled: false)", "node-in-service")
+        if SwitchOrder.objects.filter(partition=partition, state__in=ACTIVE, steps__node=row.name).exists():
+            raise Conflict(f"a switch that moves {row.name} is under way", "switch-running")
+        if row.name in forced_phases(partition):
+            raise Conflict(f"{row.name} is forced; clear the force first", "forced")
+        if not nodes_of(partition).exclude(pk=row.pk).exists():
+            raise Conflict(f"{row.name} is the only node of {partition.name}", "last-node")
+        row.delete()
+        configuration.publish(partition, actor, reason or f"node {row.name} removed")
+
+
 def _locked_policy(partition: Partition) -> PlannerPolicy:
     """The partition first, as everywhere: a freeze waits for the planner's tick, and the next tick sees it."""
     records.locked(partition)

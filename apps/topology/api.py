@@ -9,10 +9,12 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema, Status
 
+from apps.planning.services import forget_node
 from apps.topology import selectors, services
 from apps.topology.choices import Engine, Phase, RoutingPolicy
 from apps.topology.models import Cluster, ConfigurationVersion, Partition
 from controlplane import records
+from controlplane.audit import MAX_REASON_CHARS
 from controlplane.permissions import require
 from controlplane.rest.etags import check_if_match, tagged
 from controlplane.rest.paging import Page, PageQuery, page
@@ -229,6 +231,20 @@ def edit_node(request: HttpRequest, response: HttpResponse, name: str, payload: 
         node = services.update_node(node, actor, payload.reason, **payload.changes())
     tagged(response, NodeEditable.from_orm(node))
     return node
+
+
+@router.delete("/nodes/{name}", response={204: None})
+def delete_node(request: HttpRequest, name: str, reason: str = Query("", max_length=MAX_REASON_CHARS)) -> Any:
+    """Forgets a node that is out of service: disable it first. 409 `node-in-service`, `switch-running`, `forced` or
+    `last-node`."""
+    actor = require(request, "administrator")
+    with transaction.atomic():
+        node = selectors.node_named(name)
+        records.locked(node.partition)
+        node = records.locked(node)
+        check_if_match(request, NodeEditable.from_orm(node))
+        forget_node(node, actor, reason)
+    return Status(204, None)
 
 
 @router.post("/nodes/{name}/drain", response=NodeOut)

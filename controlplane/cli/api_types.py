@@ -1159,6 +1159,16 @@ class Api:
             'GET', '/api/v1/me', {}, {}, None
         )
 
+    def delete_node(
+        self,
+        name: str,
+        *,
+        reason: str | None = None,
+    ) -> None:
+        self._call(
+            'DELETE', '/api/v1/nodes/{name}', {'name': name}, {'reason': reason}, None
+        )
+
     def get_node(
         self,
         name: str,

@@ -105,6 +105,12 @@ def drain(call: Call) -> Result:
     return Result(found, f"{found['name']} drains")
 
 
+def delete_node(call: Call) -> Result:
+    call.confirm(f"Forget the node {call.args.name}", call.args.name)
+    call.api.delete_node(call.args.name, reason=call.reason)
+    return Result({"deleted": call.args.name}, f"{call.args.name} is forgotten")
+
+
 def undrain(call: Call) -> Result:
     found = call.api.undrain_node(call.args.name, {"reason": call.reason})
     return Result(found, f"{found['name']} is back in service")

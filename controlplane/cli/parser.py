@@ -107,6 +107,7 @@ TREE: dict[str, Any] = {
             ("list", "nodes, their phases and health", commands.nodes, []),
             ("drain", "no new work", commands.drain, [NAME, _reason()]),
             ("undrain", "back in service", commands.undrain, [NAME, _reason()]),
+            ("delete", "forget a node that is out of service", commands.delete_node, [NAME, _reason(), YES]),
             ("phase", "force one node's phase", commands.phase, [
                 NAME, _arg("phase", choices=["prefill", "decode", "mixed"]), _reason(True), EXPIRES, YES,
             ]),

@@ -23,8 +23,9 @@ from apps.telemetry import webhooks
 from apps.telemetry.models import Alert, RequestRecord
 from apps.tenancy import services as tenancy
 from apps.tenancy.models import Tenant
+from apps.topology import services as topology
 from apps.topology.configuration import latest
-from apps.topology.models import Partition
+from apps.topology.models import Node, Partition
 from controlplane.actors import PLANNER, SYSTEM
 from tests.factories import actor_with, make_partition, make_tenant, make_user
 
@@ -107,6 +108,11 @@ def _channel(partition: Partition) -> str:
     return webhooks.create_channel("pager", "http://127.0.0.1:9/", SYSTEM).channel.name
 
 
+def _unused(partition: Partition) -> str:
+    """A node out of service."""
+    return topology.disable_node(Node.objects.get(name="gb300-4"), SYSTEM).name
+
+
 def _idle(partition: Partition) -> str:
     """An experiment that may be asked for: none is under way."""
     for each in experiments.experiments():
@@ -185,6 +191,7 @@ def _dry_run(partition: Partition) -> int:
 
 
 _MADE: dict[str, Callable[[Partition], int | str]] = {
+    "unused": _unused,
     "key": _key,
     "channel": _channel,
     "member": _member,

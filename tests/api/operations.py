@@ -113,6 +113,7 @@ OPERATIONS = [
     ),
     _read("get_node", "/nodes/gb300-1", "/nodes/nowhere"),
     Operation("edit_node", "patch", "/nodes/gb300-1", "operator", {"decode_limit": 7}, unknown=("/nodes/nowhere",)),
+    Operation("delete_node", "delete", "/nodes/{unused}", "administrator", None, 204, unknown=("/nodes/nowhere",)),
     Operation("drain_node", "post", "/nodes/gb300-1/drain", "operator", WHY, unknown=("/nodes/nowhere/drain",)),
     Operation("undrain_node", "post", "/nodes/gb300-1/undrain", "operator", WHY, unknown=("/nodes/nowhere/undrain",)),
     _read("list_configurations", f"{GATEWAY}/configurations", "/partitions/nowhere/configurations"),

@@ -10,7 +10,7 @@ from apps.planning.domain.phase_machine import PushPhase, StatusReported, Tick
 from apps.planning.models import ForcedSplit, PlannerPolicyEvent, Proposal, SwitchOrder
 from apps.topology import configuration
 from apps.topology import services as topology
-from apps.topology.models import Node
+from apps.topology.models import Node, NodeEvent
 from controlplane.actors import PLANNER, SYSTEM
 from controlplane.errors import Conflict, InvalidField
 from controlplane.permissions import Forbidden
@@ -351,3 +351,24 @@ def test_the_split_view_has_everything_a_page_shows(partition):
 def test_the_gateway_is_told_the_latency_it_is_judged_by(partition):
     services.update_policy(partition, ADA, "tighter", slo_ttft_s=2.5)
     assert partition.configurations.latest("version").document["slo"] == {"ttft_s": 2.5}
+
+
+def test_a_node_out_of_service_is_forgotten_and_its_past_stays(partition):
+    """Not one that serves, moves, is forced, or is all there is."""
+    node = Node.objects.get(name="gb300-4")
+    with pytest.raises(Conflict, match="in service"):
+        services.forget_node(node, ADA)
+    topology.disable_node(node, ADA)
+    with pytest.raises(Forbidden):
+        services.forget_node(node, BOB)
+    services.force_node(node, "prefill", ADA, "to see")
+    with pytest.raises(Conflict, match=r"forced|under way"):
+        services.forget_node(node, ADA)
+    services.clear_force(partition, ADA, "", node.name)
+    for order in SwitchOrder.objects.all():
+        finish(order)
+    services.forget_node(node, ADA, "sold")
+    assert not Node.objects.filter(name="gb300-4").exists()
+    document = configuration.latest(partition).document
+    assert "gb300-4" not in [entry["name"] for entry in document["nodes"]]
+    assert NodeEvent.objects.filter(name="gb300-4").exists()
