@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db.models import F, QuerySet
@@ -88,7 +88,9 @@ class Sums:
         return cls(**{**data, "bands": bands})
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values; its parts are this one's own, not copies."""
+        bands = {name: _members(band) for name, band in self.bands.items()}
+        return _members(self) | {"bands": bands}
 
     def count(self, request: Mapping[str, Any]) -> None:
         """One request: the columns of a record named in `_READ`, and what it `lost`."""
@@ -225,8 +227,12 @@ def _by_slot(requests: Iterable[Mapping[str, Any]]) -> dict[Slot, tuple[Sums, Te
     return found
 
 
+def _members(sums: Sums | BandSums | TenantSums) -> dict[str, Any]:
+    return {name: getattr(sums, name) for name in sums.__slots__}
+
+
 def _columns(sums: Sums, tenants: Tenants) -> dict[str, Any]:
-    return {"data": sums.as_dict(), "tenants": {name: asdict(each) for name, each in tenants.items()}}
+    return {"data": sums.as_dict(), "tenants": {name: _members(each) for name, each in tenants.items()}}
 
 
 def _tenants(data: Mapping[str, Any]) -> Tenants:
