@@ -67,7 +67,7 @@ def _job(found: Experiment) -> dict[str, Any] | None:
         "tone": _JOB_TONES.get(job["state"], "warn"),
         "open": found.is_open,
         "running": job["state"] == RUNNING,
-        "share": formats.percent(job.get("progress") or 0.0),
+        "share": f"{job.get('progress') or 0.0:.0%}",
         "step": job.get("step") or "",
         "by": job.get("asked_by") or "",
         "at": job.get("asked_at"),
@@ -129,4 +129,5 @@ def _chart(figure: str, lines: list[Json]) -> dict[str, Any]:
         "spread": [line["spread"] or 0 for line in mine],
         "published": [line["published"] for line in mine] if any(x["published"] is not None for x in mine) else None,
     }
-    return {"figure": figure, "unit": unit, "data": json.dumps(data), "cases": len(mine)}
+    known = data["published"] is not None
+    return {"figure": figure, "unit": unit, "data": json.dumps(data), "cases": len(mine), "published": known}

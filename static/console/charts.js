@@ -229,17 +229,17 @@
       plot.querySelector(".plot-wait")?.remove();
       const { cases, ours, spread, published, unit } = JSON.parse(plot.dataset.bars);
       const bar = (name, x, marker) => ({ type: "bar", orientation: "h", name, x, y: cases, marker, hovertemplate: `%{y}: %{x:.4~g} ${unit}<extra>${name}</extra>` });
-      const drawn = [{ ...bar("ours", ours, { color: paint("--series-1") }), error_x: { type: "data", array: spread, visible: spread.some(Boolean), color: paint("--ink"), thickness: 1.25 } }];
+      const drawn = [{ ...bar("ours", ours, { color: paint("--decode") }), error_x: { type: "data", array: spread, visible: spread.some(Boolean), color: paint("--ink"), thickness: 1.25 } }];
       if (published) drawn.push(bar("published", published, { color: "rgba(0,0,0,0)", line: { color: paint("--ink"), width: 1.5 } }));
       const form = layout(paint, {});
-      form.height = 64 + cases.length * (published ? 34 : 22);
+      form.height = 56 + cases.length * (published ? 34 : 22);
       form.barmode = "group";
       form.hovermode = "closest";
       form.dragmode = false;
       form.legend.traceorder = "normal";
-      form.xaxis = { ...form.xaxis, type: "linear", tickformat: "", rangemode: "tozero", showspikes: false, fixedrange: true, title: { text: unit } };
+      form.xaxis = { ...form.xaxis, type: "linear", tickformat: "", rangemode: "tozero", showspikes: false, fixedrange: true };
       form.yaxis = { ...form.yaxis, type: "category", rangemode: "normal", nticks: 0, autorange: "reversed", automargin: true, showgrid: false };
-      form.margin = { ...form.margin, b: 40, l: 20 };
+      form.margin = { ...form.margin, l: 20 };
       plot.style.height = `${form.height}px`;
       window.Plotly.react(plot, drawn, form, { displayModeBar: false, responsive: true });
     }

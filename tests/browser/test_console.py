@@ -1,21 +1,26 @@
 """What a person does in the console, in a real browser."""
 
+import json
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from django.utils import timezone
 
 from apps.flowcontrol.models import Band
 from apps.flowcontrol.services import update_band
-from apps.planning import services
+from apps.planning import experiments, services
 from apps.planning.models import ForcedSplit, PlannerPolicy, Proposal, SwitchOrder
+from apps.telemetry import webhooks
 from apps.telemetry.models import Alert, RequestRecord
 from apps.tenancy.models import Tenant
 from apps.tenancy.services import issue_key
 from tests.browser.conftest import PASSWORD, aside
+from tests.console.test_experiments_page import VERDICT
 from tests.console.test_split_page import decide, finish, propose
+from tests.planning.test_experiments import REPORT
 
 PAGES = ("", "queues", "nodes", "requests", "branches", "reuse", "split", "model", "what-if", "tenants", "alerts", "audit",
-         "settings", "requests/req-1", "tenants/of/acme", "settings/versions/1")  # fmt: skip
+         "settings", "requests/req-1", "tenants/of/acme", "settings/versions/1", "what-if/experiments/bands")  # fmt: skip
 
 
 def text(page, selector):
@@ -211,6 +216,10 @@ def _more_to_see(partition):
         detail={"story": story, "router_terms": terms, "arrived_at": 99.0, "t": 102.0, "lost": {"evicted": 64}},
     )  # fmt: skip
     issue_key(Tenant.objects.get(name="acme"), "first", services.SYSTEM)
+    experiments.folder().mkdir(exist_ok=True)
+    (experiments.folder() / "bands.json").write_text(json.dumps(REPORT | {"verdicts": [VERDICT]}))
+    experiments.job("fairness").ask({"asked_by": "robin", "quick": True, "reason": "for the meeting"})
+    webhooks.create_channel("pager", "http://127.0.0.1:9/a/rather/long/address/of/a/hook", services.SYSTEM)
     Alert.objects.create(
         partition=partition,
         rule="node-down",
@@ -230,6 +239,23 @@ def test_a_request_is_followed_from_the_list_to_its_candidates(open_page, partit
     assert page.locator(".life-parts li").count() >= 3
     assert "chosen" in text(page, "tr[data-taken]")
     assert "Not weighed, wrong phase: gb300-3" in page.content()
+
+
+def test_an_experiment_is_drawn_and_asked_for_again(open_page, partition):
+    aside(_more_to_see, partition)
+    experiments.job("fairness").cancel()
+    page = open_page("operator", "what-if/experiments/bands")
+    page.wait_for_selector("[data-bars] .main-svg")
+    assert "1.09x" in text(page, "section[aria-labelledby=h-lines]")
+    page.click("text=Run again")
+    page.select_option("#id_run-experiment-how", "full")
+    page.click("text=Run it in the simulator")
+    page.wait_for_selector("#said:has-text('A worker runs')")
+    page.wait_for_selector("#experiment-found .job:has-text('until a worker takes it')")
+    page.wait_for_selector("[data-bars] .main-svg")
+    page.click("#experiment-found button:has-text('Cancel')")
+    page.click("text=Cancel the experiment")
+    page.wait_for_selector("#experiment-found .badge:has-text('cancelled')")
 
 
 def test_filters_go_into_the_url_and_come_back_from_it(open_page, partition):
