@@ -280,3 +280,19 @@ def test_an_engine_that_does_not_say_how_much_kv_it_holds_is_not_taken_for_one_w
     scene.prefilled("r")
     scene.done("r")
     assert scene.record("r")["outcome"] == "completed"
+
+
+def test_a_node_of_the_other_phase_is_passed_over_for_its_phase_and_one_that_leaves_for_draining() -> None:
+    scene = Scene()
+    scene.arrive("r")
+    assert {term.node: term.why_not for term in scene.yard.requests["r"].terms} == {
+        "p1": None, "p2": None, "d1": "phase-decode", "d2": "phase-decode",
+    }  # fmt: skip
+    nodes = [dict(node) for node in scene.document["nodes"]]
+    nodes[1]["phase"] = "decode"
+    scene.configure(nodes=nodes)
+    scene.prefilled("r")
+    scene.done("r")
+    scene.arrive("later")
+    terms = {term.node: term.why_not for term in scene.yard.requests["later"].terms}
+    assert terms == {"p1": None, "p2": "draining", "d1": "phase-decode", "d2": "phase-decode"}

@@ -122,7 +122,7 @@ class KnownNode:
             phase=self._phase(),
             prefill=self.config.prefill,
             decode=self.config.decode,
-            state=self._state(self.why_not(stage)),
+            state=self._state(stage),
             healthy=self.health != "down" and self.config.enabled,
             decode_limit=self.config.decode_limit,
             kv_capacity_tokens=status.kv_tokens or None if status else 0,  # an existing engine may not say it
@@ -135,9 +135,12 @@ class KnownNode:
         observed = self.status.phase if self.status else self.config.phase
         return "prefill" if observed == "prefill" else "decode" if observed == "decode" else "mixed"
 
-    def _state(self, reason: str | None) -> NodeState:
+    def _state(self, stage: Stage) -> NodeState:
+        reason = self.why_not(stage)
         if reason is None:
             return "ready"
+        if reason.startswith(("wanted-", "phase-")) and not serves(self._phase(), stage):
+            return "ready"  # its phase says why it gets nothing
         if reason in ("down", "disabled"):
             return "down"
         return "switching" if reason == "switching" else "draining"
