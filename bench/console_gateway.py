@@ -67,7 +67,7 @@ def main(port: int, nodes: int, tenants: int) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # one write an answer
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             split = urlsplit(self.path)
