@@ -39,6 +39,7 @@ CATALOGUE: Mapping[str, str] = {
     "scale-256": "From 36 to 256 GPUs",
     "guards": "TTFT guard and rollback on random arrivals",
     "no-signals": "Branches inferred without a harness's signals",
+    "prefetch": "Contexts brought ahead for requests in the central queue",
     "bands": "Tenants' bands under overload",
     "fairness": "Token-fair beside round-robin",
     "sensitivity": "Coefficients 15 % off",
