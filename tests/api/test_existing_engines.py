@@ -48,7 +48,7 @@ def test_an_engine_that_joins_is_published_with_what_it_has_in_common_with_the_f
     [
         ({"name": "e1"}, 409, "already exists"),
         ({"name": "two words"}, 422, "name"),
-        ({"url": "10.0.0.6:8000"}, 422, "expected an address"),
+        ({"url": "10.0.0.6:8000"}, 422, "expected an http:// or https:// address"),
         ({"engine": "llama.cpp"}, 422, "engine"),
         ({"engine": "sglang"}, 422, "expected as the other nodes of engines, which are existing vllm engines"),
         ({"engine": "simulated", "direct": None}, 422, "has no tokenizer"),
