@@ -30,7 +30,6 @@ HOT = (
     "workers/http/server.py",
     "workers/http/wire.py",
     "workers/direct/bodies.py",
-    "workers/direct/node.py",
     "workers/gateway/counts.py",
     "workers/gateway/direct_front.py",
     "workers/gateway/direct_upstream.py",

@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulator.support import make_run, play, turns
 from workers.gateway.driver import YardDriver
+from workers.gateway.metrics import GatewayMetrics
 from workers.simulator.systems import FIXED
 from workers.yard import commands, events
 from workers.yard.yard import Yard
@@ -67,11 +68,6 @@ class Node:
         self._seen.append(commands.ReleaseHandoff(self._name, request_id))
 
 
-class Nothing:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *given: None
-
-
 def recorded() -> tuple[list[tuple[float, events.Event]], list[commands.Command], Any]:
     """A simulated hour's worth of trouble in a minute: growth, forks, a crash, a node that comes back, a switch."""
     run = make_run(FIXED, prefill=2, decode=2, check_every=0)
@@ -117,7 +113,7 @@ def test_the_gateways_driver_gives_the_same_commands_on_a_virtual_clock() -> Non
             journal.append(record)
             seen.append(commands.Journal(record))
 
-        driver = YardDriver(yard, loop.time, keep, Nothing())  # type: ignore[arg-type]
+        driver = YardDriver(yard, loop.time, keep, GatewayMetrics())
         driver.connect(Wire(seen), nodes)  # type: ignore[arg-type]
 
         async def drive() -> None:
