@@ -68,7 +68,7 @@ def test_no_agent_is_started_for_an_existing_engine(tmp_path, monkeypatch):
         ({"nodes": {"e": {"phase": "mixed"}}}, "missing required field `direct`"),
         (
             {"nodes": {"e": {"direct": {"url": "10.0.0.5:8001"}}}},
-            "clusters.engines.nodes.e.direct: expected an address",
+            "clusters.engines.nodes.e.direct: expected an http:// or https:// address",
         ),
         ({"nodes": {"e": {"direct": FULL | {"port": 1}}}}, "unknown field `port`"),
         (

@@ -120,9 +120,8 @@ class Placement:
 
     def predicted_ttft_s(self, now: float) -> float | None:
         """How long a small request arriving now would wait for its first token on the best node."""
-        waits = [
-            self.loads.wait_s(now, facts) for facts in self.facts("prefill") if facts.state == "ready" and facts.healthy
-        ]
+        candidates = [facts for facts in self.facts("prefill") if why_not_eligible(facts, "prefill") is None]
+        waits = [self.loads.wait_s(now, facts) for facts in candidates]
         return min(waits, default=None)
 
     def view(self, now: float, node: KnownNode) -> NodeView:
