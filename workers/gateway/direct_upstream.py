@@ -26,6 +26,7 @@ from workers.yard import commands, events
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 PROGRESS_EVERY_S = 0.5
+PROGRESS_STEPS = 10
 REFUSAL_GRACE_S = 0.01
 GRACE_STEP_S = 0.001
 ENDING_S = 5.0
@@ -50,7 +51,9 @@ class DirectUpstream:
         self.ending: dict[Call, float] = {}  # what they carried is over; till when the engine may take to end them
         self._in_grace: deque[tuple[float, RoomLeg]] = deque()
         self._nodes = nodes
-        self._sweeper = self.loop.call_later(PROGRESS_EVERY_S, self._sweep)
+        self._to_report: list[Relay] = []
+        self._share = self._step = 0
+        self._sweeper = self.loop.call_later(0.0, self._sweep)
 
     async def close(self) -> None:
         """Ends every call."""
@@ -167,17 +170,26 @@ class DirectUpstream:
             relay.room = None
 
     def _sweep(self) -> None:
-        """Tells the yard how far the streams are: often enough to count, not once a token. Closes what does not end."""
-        self._sweeper = self.loop.call_later(PROGRESS_EVERY_S, self._sweep)
+        """Tells the yard how far the streams are: often enough to count, not once a token, and of a few at a time, so that
+        thousands of them do not wait for it. Closes what does not end."""
+        self._sweeper = self.loop.call_later(PROGRESS_EVERY_S / PROGRESS_STEPS, self._sweep)
         now = self.loop.time()
         for call in [call for call, deadline in self.ending.items() if deadline <= now]:
             del self.ending[call]
             call.abort()
-        for relay in list(self.relays.values()):
+        self._step = (self._step + 1) % PROGRESS_STEPS
+        if self._step == 0:
+            self._to_report = list(self.relays.values())
+            self._share = -(-len(self._to_report) // PROGRESS_STEPS)
+        came: list[events.Event] = []
+        for _ in range(min(self._share, len(self._to_report))):
+            relay = self._to_report.pop()
             new = relay.output_tokens - relay.reported_tokens
             if new > 0 and relay.begun and not relay.over:
                 relay.reported_tokens += new
-                self.feed(events.DecodeProgress(relay.request_id, new))
+                came.append(events.DecodeProgress(relay.request_id, new))
+        if came:
+            self.feed_all(came)
 
 
 class Leg:
