@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pghistory
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Model
+from psycopg.errors import UniqueViolation
 
 from controlplane.actors import Actor
-from controlplane.errors import InvalidField
+from controlplane.errors import Conflict, InvalidField
 from controlplane.permissions import require
 from controlplane.validators import storable
 
 MAX_REASON_CHARS = 500
+TAKEN = "somebody else has just taken this name or place; look again"
 ModelType = TypeVar("ModelType", bound=type[Model])
 
 
@@ -37,7 +39,8 @@ def audited(*exclude: str) -> Callable[[ModelType], ModelType]:
 def change(actor: Actor, reason: str, *, role: str | None = None, needs_reason: bool = False) -> Iterator[None]:
     """One transaction whose audit rows say who did it and why.
 
-    Raises Forbidden when the actor lacks `role`, InvalidField for a missing or overlong reason.
+    Raises Forbidden when the actor lacks `role`, InvalidField for a missing or overlong reason, Conflict when somebody else
+    has taken the same name at the same moment.
     """
     if role is not None:
         require(actor, role)
@@ -51,5 +54,16 @@ def change(actor: Actor, reason: str, *, role: str | None = None, needs_reason: 
     context = {"actor": actor.name, "actor_kind": actor.kind, "reason": reason, "request_id": actor.request_id}
     if actor.kind == "key":
         context["person"] = actor.voice
-    with pghistory.context(**context), transaction.atomic():
-        yield
+    try:
+        with pghistory.context(**context), transaction.atomic():
+            yield
+    except IntegrityError as error:
+        # Each had looked before it wrote, and neither saw the other's row yet.
+        if is_taken(error):
+            raise Conflict(TAKEN, "already-exists") from None
+        raise
+
+
+def is_taken(error: IntegrityError) -> bool:
+    """Whether the database refused a value because another row has it."""
+    return isinstance(error.__cause__, UniqueViolation)

@@ -93,6 +93,8 @@ def http_url(value: str) -> None:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
+    if valid and "@" in parts.netloc:
+        raise ValidationError("expected an address without a name or password, which lists would show", "secret")
     if not valid or not value.isprintable() or " " in value:
         raise ValidationError("expected an http:// or https:// address", "not-an-address")
 

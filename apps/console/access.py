@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 
@@ -20,6 +21,7 @@ from controlplane.actors import Actor
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
+    from django.contrib.sessions.backends.base import SessionBase
 
 Scope = frozenset[str] | None
 
@@ -70,7 +72,7 @@ def slo_ttft_s(partition: Partition) -> float | None:
 class Watch:
     """Whether a user may watch a partition, and what the frames need to know about it. `scope` as of `scope_of`."""
 
-    refused: Literal["", "forbidden", "unknown"]
+    refused: Literal["", "signed-out", "forbidden", "unknown"]
     slo_ttft_s: float | None = None
     scope: Scope = None
 
@@ -84,3 +86,15 @@ def watchable_partition(user: User | AnonymousUser, name: str) -> Watch:
     if partition is None:
         return Watch("unknown")
     return Watch("", slo_ttft_s(partition), scope_of(actor))
+
+
+def watchable_now(user: User, session: SessionBase | None, name: str) -> Watch:
+    """`watchable_partition` for somebody who signed in a while ago: refused once the account is closed, its password is
+    another, or the session has ended.
+    """
+    fresh = get_user_model().objects.filter(pk=user.pk, is_active=True).first()
+    if fresh is None or fresh.get_session_auth_hash() != user.get_session_auth_hash():
+        return Watch("signed-out")
+    if session is not None and session.session_key and not session.exists(session.session_key):
+        return Watch("signed-out")
+    return watchable_partition(fresh, name)

@@ -15,21 +15,24 @@ from urllib.parse import parse_qs
 
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncJsonWebsocketConsumer
+from django.db import Error as DatabaseError
 
 from apps.console import live
-from apps.console.access import watchable_partition
+from apps.console.access import Watch, watchable_now
 
 NOT_SIGNED_IN = 4401
 NOT_ALLOWED = 4403
 UNKNOWN_PARTITION = 4404
+CLOSES = {"signed-out": NOT_SIGNED_IN, "forbidden": NOT_ALLOWED, "unknown": UNKNOWN_PARTITION}
 MAX_EVENTS_KEPT = 100
+LOOK_AGAIN_S = 30.0
 
 
 class LiveConsumer(AsyncJsonWebsocketConsumer):
     """`/ws/live/<partition>/`: the last snapshot at once, then every newer one, and events as they happen.
 
     Frames: `{"type": "snapshot", "data": ...}` and `{"type": "event", "data": ...}` (docs/interfaces.md, section 9).
-    With `?form=view` snapshots come as `{"type": "snapshot", "view": ...}`, ready to show, after one
+    Who signs out or loses the role meanwhile is cut off within `LOOK_AGAIN_S`. With `?form=view` snapshots come as `{"type": "snapshot", "view": ...}`, ready to show, after one
     `{"type": "history", "points": [...]}`. A tenant user's frames hold the own tenants alone. Closes with 4401 (not signed in), 4403 (may not watch), 4404 (no such partition).
     """
 
@@ -46,14 +49,15 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
             await self.close(code=NOT_SIGNED_IN)
             return
         name = self.scope["url_route"]["kwargs"]["partition"]
-        access = await database_sync_to_async(watchable_partition)(user, name)
+        access = await self._access(name)
         if access.refused:
-            await self.close(code=UNKNOWN_PARTITION if access.refused == "unknown" else NOT_ALLOWED)
+            await self.close(code=CLOSES[access.refused])
             return
         self._form = (
             "view" if parse_qs(self.scope.get("query_string", b"").decode()).get("form") == ["view"] else "data"
         )
         self._scope = access.scope
+        self._looked_at = time.monotonic()
         self._feed = live.feed(name)
         self._feed.slo_ttft_s = access.slo_ttft_s
         self._latest: dict[str, Any] | None = None
@@ -67,6 +71,26 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         if snapshot is not None and self._latest is None:
             self.offer(snapshot)
         self._sender = asyncio.create_task(self._send_newest())
+
+    async def _access(self, name: str) -> Watch:
+        """As the database has it now: who signed out, was closed out or lost a role meanwhile is refused."""
+        session = self.scope.get("session")
+        return await database_sync_to_async(watchable_now)(self.scope["user"], session, name)
+
+    async def _still_allowed(self) -> bool:
+        """Looks again every `LOOK_AGAIN_S` seconds; closes the socket of somebody who may not watch any more."""
+        if time.monotonic() - self._looked_at < LOOK_AGAIN_S:
+            return True
+        self._looked_at = time.monotonic()
+        try:
+            access = await self._access(self.scope["url_route"]["kwargs"]["partition"])
+        except DatabaseError:
+            return True  # What is shown comes from elsewhere; it is looked at again soon.
+        if access.refused:
+            await self.close(code=CLOSES[access.refused])
+            return False
+        self._scope = access.scope
+        return True
 
     async def disconnect(self, code: int) -> None:
         if self._joined:
@@ -94,6 +118,8 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if not await self._still_allowed():
+                return
             while self._events:
                 await self.send_json({"type": "event", "data": self._events.popleft()})
             snapshot, self._latest = self._latest, None

@@ -22,6 +22,7 @@ from controlplane import records
 from controlplane.actors import Actor
 from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField, NotFound, Unavailable
+from controlplane.validators import check_future
 
 RATE_OVER_S = 120.0
 REUSE_OVER_S = 600.0
@@ -189,7 +190,9 @@ def set_rule(partition: Partition, name: str, actor: Actor, reason: str = "", **
         raise NotFound("alert rule", name)
     threshold = changes.get("threshold")
     if threshold is not None and (rule.threshold is None or not 0 < threshold < 1e9):
-        raise InvalidField("threshold", "expected a number above 0" if rule.threshold else "this rule has none")
+        expected = "expected a number above 0 and below 1000000000" if rule.threshold else "this rule has none"
+        raise InvalidField("threshold", expected)
+    check_future("silenced_until", changes.get("silenced_until"))
     with change(actor, reason, role="operator"):
         setting, _ = AlertSetting.objects.get_or_create(partition=partition, rule=name)
         if records.apply(setting, changes, ("enabled", "threshold", "silenced_until")):

@@ -45,10 +45,15 @@ def _live() -> Q:
     return Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=timezone.now()))
 
 
+def _of_who_may_act() -> Q:
+    return Q(owner=None) | Q(owner__is_active=True)
+
+
 def live_key(plain_text: str) -> ApiKey | None:
     """The key with this text; None when there is none, it is revoked or expired, or its owner may not log in any more."""
-    owned = Q(owner=None) | Q(owner__is_active=True)
-    keys = ApiKey.objects.select_related("tenant", "owner").filter(_live(), owned, sha256=digest(plain_text))
+    keys = ApiKey.objects.select_related("tenant", "owner").filter(
+        _live(), _of_who_may_act(), sha256=digest(plain_text)
+    )
     return keys.first()
 
 
@@ -67,7 +72,11 @@ def tenants_section(partition: Partition) -> list[dict[str, Any]]:
 
 
 def keys_section(partition: Partition) -> list[dict[str, Any]]:
-    """Keys that are not revoked. Expired ones stay in: the gateway checks `expires_at` itself, at its own time."""
+    """Keys that are not revoked, nor of somebody who may not log in any more.
+
+    Expired ones stay in: the gateway checks `expires_at` itself, at its own time.
+    """
+    keys = ApiKey.objects.select_related("tenant").filter(_of_who_may_act(), revoked_at=None)
     return [
         {
             "id": str(key.pk),
@@ -77,5 +86,5 @@ def keys_section(partition: Partition) -> list[dict[str, Any]]:
             "objectives": key.objectives,
             "expires_at": key.expires_at.timestamp() if key.expires_at else None,
         }
-        for key in ApiKey.objects.select_related("tenant").filter(revoked_at=None).order_by("pk")
+        for key in keys.order_by("pk")
     ]

@@ -18,7 +18,7 @@ from apps.tenancy.models import ApiKey, Membership, Tenant
 from apps.tenancy.selectors import digest
 from apps.topology.configuration import one_version, publish_all
 from controlplane import records
-from controlplane.actors import Actor
+from controlplane.actors import SYSTEM, Actor
 from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField
 from controlplane.permissions import Role, has_role
@@ -174,6 +174,13 @@ def rotate_key(key: ApiKey, actor: Actor, reason: str = "") -> IssuedKey:
         revoke_key(old, actor, reason)
         kept = ("tenant", "name", "role", "trusted", "objectives", "expires_at", "owner")
         return _issue(ApiKey(**{name: getattr(old, name) for name in kept}), actor, reason)
+
+
+def owner_saved(instance: User, created: bool, update_fields: frozenset[str] | None = None, **_: Any) -> None:
+    """Somebody who may not log in any more has keys that no gateway takes: they learn it with the next version."""
+    concerns = not created and (update_fields is None or "is_active" in update_fields)
+    if concerns and ApiKey.objects.filter(owner=instance, revoked_at=None).exists():
+        publish_all(SYSTEM, f"keys of {instance.get_username()}")
 
 
 def touch_key(key: ApiKey) -> None:

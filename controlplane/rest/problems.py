@@ -8,10 +8,12 @@ from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
+from django.db import IntegrityError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
+from controlplane.audit import TAKEN, is_taken
 from controlplane.errors import InvalidField, SwitchyardError
 from controlplane.permissions import NotAuthenticated
 from controlplane.rest.auth import CsrfRefused
@@ -109,6 +111,11 @@ def install(api: NinjaAPI) -> None:
     @api.exception_handler(SuspiciousOperation)
     def _suspicious(request: HttpRequest, error: Any) -> HttpResponse:
         return problem(request, 400, "bad-request", str(error) or "the request could not be read")
+
+    @api.exception_handler(IntegrityError)
+    def _taken(request: HttpRequest, error: Any) -> HttpResponse:
+        """At the end of a transaction: constraints that are looked at only then."""
+        return problem(request, 409, "already-exists", TAKEN) if is_taken(error) else _unexpected(request, error)
 
     @api.exception_handler(Exception)
     def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:

@@ -95,7 +95,8 @@ def test_a_stale_edit_is_refused(rest):
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [({"url": "ftp://x"}, "url"), ({"kinds": []}, "kinds"), ({"kinds": ["all"]}, "kinds"), ({"name": "two words"}, "name"),
-     ({"name": "x" * 64}, "name"), ({"url": "http://" + "x" * 300}, "url"), ({"secret": "mine"}, "secret")],
+     ({"name": "x" * 64}, "name"), ({"url": "http://" + "x" * 300}, "url"), ({"secret": "mine"}, "secret"),
+     ({"url": "https://me:hunter2@example.org/"}, "url")],
 )  # fmt: skip
 def test_what_is_wrong_is_named(rest, wrong, field):
     status, problem = rest("post", "/channels", CHANNEL | wrong)

@@ -26,7 +26,10 @@ def test_a_rule_gets_a_threshold_is_silenced_and_goes_back_to_its_own(rest):
     ("name", "wrong", "field"),
     [("queue-old", {"threshold": 0}, "threshold"), ("node-down", {"threshold": 3}, "threshold"),
      ("queue-old", {"enabled": None}, "enabled"), ("queue-old", {"silenced_until": "tomorrow"}, "silenced_until"),
-     ("queue-old", {"threshold": True}, "threshold")],
+     ("queue-old", {"threshold": True}, "threshold"), ("queue-old", {"threshold": 1e18}, "threshold"),
+     ("queue-old", {"silenced_until": "0001-01-01T00:00:00+14:00"}, "silenced_until"),
+     ("queue-old", {"silenced_until": "9999-12-31T23:59:59-12:00"}, "silenced_until"),
+     ("queue-old", {"silenced_until": "2020-01-01T00:00:00Z"}, "silenced_until")],
 )  # fmt: skip
 def test_what_is_wrong_with_a_rule_is_named(rest, name, wrong, field):
     status, problem = rest("patch", f"{RULES}/{name}", wrong)

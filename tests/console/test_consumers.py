@@ -9,7 +9,8 @@ from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 from channels.layers import get_channel_layer
 from channels.routing import URLRouter
-from django.contrib.auth.models import AnonymousUser
+from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.sessions.backends.db import SessionStore
 
 from apps.console import live as feeds
 from apps.console.routing import websocket_urlpatterns
@@ -189,6 +190,7 @@ async def test_a_slow_reader_gets_the_newest_snapshot_not_a_queue(viewer):
     consumer.send = send
     consumer._events, consumer._latest, consumer._wake = [], None, asyncio.Event()
     consumer._feed, consumer._form, consumer._scope = feeds.Feed("gb300"), "data", None
+    consumer._looked_at = time.monotonic()
     consumer.offer(snapshot(seq=0))
     task = asyncio.create_task(consumer._send_newest())
     await asyncio.sleep(0.02)
@@ -215,3 +217,43 @@ def test_chart_points_are_kept_for_five_minutes_and_once_a_second():
         feed.remember({"t": half_seconds / 2})
     assert feed.history[-1]["t"] - feed.history[0]["t"] <= feeds.HISTORY_S
     assert len(feed.history) == 301
+
+
+def _closed(user):
+    user.is_active = False
+    user.save()
+
+
+def _without_role(user):
+    user.groups.clear()
+
+
+def _new_password(user):
+    user.set_password("quite another password")
+    user.save()
+
+
+@pytest.mark.parametrize(("what", "code"), [(_closed, 4401), (_new_password, 4401), (_without_role, 4403)])
+async def test_an_open_socket_ends_for_who_may_not_watch_any_more(viewer, redis_client, monkeypatch, what, code):
+    monkeypatch.setattr("apps.console.consumers.LOOK_AGAIN_S", 0.0)
+    publish_snapshot(redis_client, snapshot(seq=7))
+    browser = socket(viewer)
+    await browser.connect()
+    await browser.frame()
+    await sync_to_async(what)(await sync_to_async(User.objects.get)(pk=viewer.pk))
+    await get_channel_layer().group_send("live.gb300", {"type": "live.snapshot", "data": snapshot(seq=8)})
+    assert (await browser.receive_output(timeout=5))["code"] == code
+
+
+async def test_an_open_socket_ends_with_its_session(viewer, redis_client, monkeypatch):
+    monkeypatch.setattr("apps.console.consumers.LOOK_AGAIN_S", 0.0)
+    publish_snapshot(redis_client, snapshot(seq=7))
+    session = SessionStore()
+    await sync_to_async(session.create)()
+    browser = socket(viewer)
+    browser.scope["session"] = session
+    await browser.connect()
+    await browser.frame()
+    await sync_to_async(SessionStore(session.session_key).delete)()
+    await get_channel_layer().group_send("live.gb300", {"type": "live.snapshot", "data": snapshot(seq=8)})
+    assert (await browser.receive_output(timeout=5))["code"] == 4401

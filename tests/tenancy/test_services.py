@@ -185,3 +185,40 @@ def test_roles_include_the_ones_before_them(held, asked, allowed):
     else:
         with pytest.raises(Forbidden, match=asked):
             require(actor_with(held), asked)
+
+
+def test_of_two_who_take_one_name_at_once_the_second_is_told(monkeypatch):
+    """Both looked before either wrote: then only the database knows."""
+    make_tenant("acme")
+    monkeypatch.setattr("controlplane.records.validate", lambda row: None)
+    with pytest.raises(Conflict, match="somebody else"):
+        services.create_tenant("acme", SYSTEM)
+
+
+def test_keys_of_somebody_who_may_not_log_in_are_taken_by_no_gateway(partition):
+    """Nor once somebody else's account is closed; opened again, they are back."""
+    tenant, bob = make_tenant(), make_user("bob", "operator")
+    services.issue_key(tenant, "service", SYSTEM)
+    services.issue_key(tenant, "bobs", SYSTEM, owner="bob")
+    for active, known in ((False, 1), (True, 2)):
+        bob.is_active = active
+        bob.save()
+        assert len(configuration.latest(partition).document["keys"]) == known
+
+
+def test_a_login_publishes_nothing(partition):
+    bob = make_user("bob", "operator")
+    services.issue_key(make_tenant(), "bobs", SYSTEM, owner="bob")
+    before = configuration.latest(partition).version
+    bob.last_login = timezone.now()
+    bob.save(update_fields=["last_login"])
+    assert configuration.latest(partition).version == before
+
+
+def test_the_admin_site_renames_nobody(client, admin_user):
+    """Votes, keys and the audit trail go by names: renamed, one could vote twice."""
+    bob = make_user("bob", "operator")
+    client.force_login(admin_user)
+    page = client.get(f"/admin/auth/user/{bob.pk}/change/").content.decode()
+    assert 'name="is_active"' in page and 'name="username"' not in page
+    assert 'name="username"' in client.get("/admin/auth/user/add/").content.decode()
