@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.gateway.world import SYMBOLIC
+from tests.gateway.world import NETWORK, SYMBOLIC
 from tests.yard.scene import Scene
 from workers.yard import commands
 
@@ -67,3 +67,48 @@ def test_a_moved_output_whose_new_node_is_lost_goes_on_again() -> None:
     scene.wait(20, silent=(other,))
     assert scene.decode_node("r") == node or scene.prefill_node("r")
     scene.yard.check_integrity()
+
+
+def test_an_output_that_found_no_place_is_moved_as_soon_as_there_is_one() -> None:
+    scene, node = decoding(phases={"p1": "prefill", "d1": "decode", "d2": "decode"})
+    other = ({"d1", "d2"} - {node}).pop()
+    scene.report(other, phase="prefill", state="switching")
+    configured = [{**said, "draining": said["name"] == node} for said in scene.document["nodes"]]
+    step = scene.configure(nodes=configured)
+    assert not [command for command in step if isinstance(command, commands.StartDecode)]
+    scene.report(other, phase="decode", state="ready")
+    assert scene.decode_node("r") == other
+
+
+def test_only_as_many_outputs_move_at_once_as_the_network_copies_meanwhile() -> None:
+    """The longest first; the others go on until the next look."""
+    scene = Scene(model=WITH_TEXT, limit_per_node=64, network=NETWORK | {"peer_bandwidth_bytes_s": 1e9})
+    for number in range(12):
+        scene.arrive(f"r{number}", output_tokens=40_000 + number, blocks=200)
+        scene.prefilled(f"r{number}")
+        scene.decoded(f"r{number}", 1)
+    node = scene.decode_node("r0")
+    here = [name for name in scene.yard.requests if scene.decode_node(name) == node]
+    step = leave(scene, node)
+    moved = [command.request_id for command in step if isinstance(command, commands.StartDecode)]
+    assert 0 < len(moved) < len(here)
+    assert moved == sorted(here, key=lambda name: -int(name[1:]))[: len(moved)]
+    leave(scene, node)
+    assert sum(scene.decode_node(name) != node for name in here) > len(moved)
+
+
+def past_its_drain(scene: Scene, node: str) -> None:
+    scene.report(node, phase="mixed", target_phase="prefill", state="draining", running_decode=3)
+
+
+def test_a_node_that_still_ends_its_outputs_gets_no_prompts_while_another_takes_them() -> None:
+    scene = Scene(phases={"p1": "prefill", "d1": "decode", "d2": "mixed"})
+    past_its_drain(scene, "d2")
+    scene.arrive("first")
+    scene.arrive("second")
+    assert scene.placed == ["first"]
+    assert scene.prefill_node("first") == "p1"
+    scene.prefilled("first")
+    assert scene.prefill_node("second") == "p1"
+    scene.wait(8, silent=("p1",))
+    assert scene.prefill_node("second") == "d2", "better than nobody"

@@ -52,11 +52,11 @@ class SimNode(NodeCore):
             self.prefill.cancel_ahead(now, request_id)
             self.settle(now)
 
-    def start_decode(self, now: float, job: Job, source: str, generation: int) -> None:
-        """Take an output over from the node that computed its context."""
+    def start_decode(self, now: float, job: Job, source: str, generation: int, moved: bool = False) -> None:
+        """Take an output over from the node that computed its context, or, `moved`, from a decode node that it leaves."""
         if self._takes(now, job, "decode", generation):
             self.advance(now)
-            self.decode.start(now, job, source)
+            self.decode.start(now, job, source, moved)
             self.settle(now)
 
     def abort(self, now: float, request_id: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from apps.kvcache.domain.hashing import HASH_BYTES
 from workers.agent.engines.simulated_decode_loop import DecodeLoop, DecodeRun, Steps
 from workers.agent.engines.simulated_network import earliest_end, occupy
 from workers.agent.engines.simulated_prefill_loop import PrefillWork
 from workers.simulator.node_core import Kept, NodeCore
-from workers.simulator.node_parts import Job
+from workers.simulator.node_parts import FETCH_DEADLINE_S, Job
 
 
 @dataclass(slots=True, eq=False)
@@ -32,13 +33,16 @@ class DecodeStage:
         self.outputs: dict[str, Output] = {}
         self.waiting: deque[Output] = deque()
 
-    def start(self, now: float, job: Job, source: str) -> None:
-        """Take an output over from the node that computed its context."""
+    def start(self, now: float, job: Job, source: str, moved: bool = False) -> None:
+        """Take an output over from the node that computed its context, or, `moved`, from the pool of another decode node."""
         core = self._core
         peer = core.host.peer(source)
         generated = job.sent_tokens
         run = DecodeRun(job.request_id, job.prompt_tokens + generated, generated, max(job.output_tokens, generated + 1))
         output = self.outputs[job.request_id] = Output(job, run)
+        if moved and peer is not None and peer is not core and peer.alive:
+            self._move_here(now, output, peer)
+            return
         kept = peer.kept.get(job.request_id) if peer is not None and peer.alive else None
         if peer is None or kept is None:
             self._compute_context(now, output)
@@ -78,12 +82,40 @@ class DecodeStage:
 
         core.agenda.at(ends_at, arrive)
 
-    def _compute_context(self, now: float, output: Output) -> None:
-        """Compute the context here, from what the own pool has."""
+    def _move_here(self, now: float, output: Output, peer: NodeCore) -> None:
+        """Fetch the full blocks of prompt and output from the pool of the node that it leaves, which wrote them as they were
+        filled, and compute the last block again. Of a prompt that the pool has in part, only that part comes."""
+        core, job = self._core, output.job
+        block_tokens = core.spec.block_tokens
+        held = peer.pool.lookup(job.chain)
+        tokens = held * block_tokens
+        if held * HASH_BYTES == len(job.chain):
+            tokens = output.run.context_tokens // block_tokens * block_tokens
+        lacking = max(0, tokens - core.pool.lookup(job.chain) * block_tokens)
+        ends_at = earliest_end(now, peer.nic, core.nic, core.timing.transfer_s(lacking))
+        if not lacking or ends_at - now > FETCH_DEADLINE_S:
+            self._compute_context(now, output)
+            return
+        occupy(peer.nic, core.nic, ends_at)
+        boot, pinned = peer.boot, peer.pool.pin(job.chain)
+
+        def arrive(at: float) -> None:
+            same = peer.alive and peer.boot == boot
+            if same:
+                peer.pool.unpin(pinned)
+            if self.outputs.get(job.request_id) is output:
+                core.counters.fetched_tokens += lacking if same else 0
+                self._compute_context(at, output, tokens if same else 0)
+
+        core.agenda.at(ends_at, arrive)
+
+    def _compute_context(self, now: float, output: Output, fetched_tokens: int = 0) -> None:
+        """Compute the context here, from what the own pool has or what was fetched."""
         core, context_tokens = self._core, output.run.context_tokens
 
         def find_cached(_work: PrefillWork) -> int:
-            return min(core.pool.lookup(output.job.chain) * core.spec.block_tokens, context_tokens - 1)
+            held_tokens = core.pool.lookup(output.job.chain) * core.spec.block_tokens
+            return min(max(held_tokens, fetched_tokens), context_tokens - 1)
 
         output.recompute = PrefillWork(output.job.request_id, context_tokens, now, lambda _work: True, find_cached)
         core.prefill_loop.add(output.recompute)

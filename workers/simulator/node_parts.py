@@ -32,11 +32,13 @@ class SwitchStyle:
 @dataclass(frozen=True, slots=True)
 class DataPlane:
     """How KV moves. `host_pool`: nodes keep their KV in host memory; without, a prefix is cached on the device alone, as
-    far as it fits there. `fetch_begins`: peers' blocks are pulled while a prompt waits, or only when it starts, so that its
-    iteration stalls. `decode_stores`: decode nodes write their KV to the pool. `eviction`: what goes first. `answers_from`: who
-    sends the first token: the prefill node as soon as it has it, or the decode node once the request has joined its batch there."""
+    far as it fits there. `moves_outputs`: what still runs on a node that leaves decode goes on on another one.
+    `fetch_begins`: peers' blocks are pulled while a prompt waits, or only when it starts, so that its iteration stalls.
+    `decode_stores`: decode nodes write their KV to the pool. `eviction`: what goes first. `answers_from`: who sends the
+    first token: the prefill node as soon as it has it, or the decode node once the request has joined its batch there."""
 
     host_pool: bool = True
+    moves_outputs: bool = True
     fetch_begins: FetchBegins = "queued"
     decode_stores: bool = True
     eviction: EvictionPolicy = "referenced"

@@ -45,7 +45,8 @@ class Signals:
 
 @dataclass(slots=True)
 class Living:
-    """A request on its way. `queue_s`: what it waited before its prefill began, in flow control and in the engine. `at_node`: where the newest call went; answers to older ones are no longer wanted."""
+    """A request on its way. `queue_s`: what it waited before its prefill began, in flow control and in the engine. `at_node`: where the newest call went; answers to older ones are no longer wanted.
+    `prefill_node`: who computed its prompt last."""
 
     player: Player
     turn: Turn
@@ -57,6 +58,7 @@ class Living:
     prefilled: bool = False
     cached_tokens: int = 0
     at_node: str = ""
+    prefill_node: str = ""
 
 
 @dataclass
@@ -150,7 +152,7 @@ class Partition:
 
     def _start_prefill(self, now: float, command: commands.StartPrefill) -> None:
         living = self.living[command.request_id]
-        living.at_node = command.node
+        living.at_node = living.prefill_node = command.node
         if command.attempt == 1:
             living.queue_s = command.queue_s
         job = living.job
@@ -172,7 +174,8 @@ class Partition:
         living.at_node = command.node
         job = living.job
         job.prompt_tokens = living.turn.prompt_tokens
-        self.nodes[command.node].start_decode(now, job, command.source, command.generation)
+        moved = command.source != living.prefill_node
+        self.nodes[command.node].start_decode(now, job, command.source, command.generation, moved)
 
     def _abort(self, now: float, command: commands.AbortOnNode | commands.DropOrphan) -> None:
         node = self.nodes.get(command.node)
@@ -400,6 +403,9 @@ class Partition:
         self._settle(now)
 
     def _statuses_arrive(self, now: float, news: tuple[list[events.NodeStatus], list[tuple[str, Any]]]) -> None:
+        for node in self.nodes.values():
+            if node.phase.state == "draining" and node.phase.target == "prefill":
+                self._tell_progress(now, node)
         self.feed(now, events.NodeStatuses(*news))
         self._settle(now)
 
@@ -417,6 +423,9 @@ class Partition:
     def configure(self, now: float, config: PartitionConfig) -> None:
         """Publish a new configuration."""
         self.config = config
+        for name, wanted in config.nodes.items():
+            if wanted.draining or wanted.phase == "prefill":
+                self._tell_progress(now, self.nodes[name])
         self.feed(now, events.Configured(config))
         self._settle_soon()
 
@@ -430,6 +439,19 @@ class Partition:
             draining=draining,
         )
         self.config = replace(self.config, nodes={**self.config.nodes, name: changed})
+
+    def _tell_progress(self, now: float, node: SimNode) -> None:
+        """What the streams of a node's outputs have brought so far. It matters where an output may have to go on elsewhere;
+        otherwise the yard hears of all tokens at its end, and of an empty node there is nothing to say."""
+        if not node.alive or not node.decode.outputs:
+            return
+        node.advance(now)
+        for request_id in list(node.decode.outputs):
+            living, tokens = self.living.get(request_id), node.decode.tokens_sent(request_id)
+            if living is not None and living.at_node == node.name and tokens > living.job.sent_tokens:
+                new = tokens - living.job.sent_tokens
+                living.job.sent_tokens = tokens
+                self.feed(now, events.DecodeProgress(request_id, new))
 
     def crash(self, now: float, name: str) -> None:
         """The node's process is gone. Calls to it fail; what it was doing goes on elsewhere."""

@@ -108,7 +108,7 @@ def build(cluster: Cluster, system: System, settings: Settings) -> Run:
         holds_back=system.central_queue,
         prefetch_bytes=system.prefetch_bytes,
     )
-    config = replace(config, routing=routing)
+    config = replace(config, routing=routing, moves_outputs=system.plane.moves_outputs)
     true = cluster.hardware
     specs = tuple(
         NodeSpec(

@@ -13,9 +13,10 @@ PlannerName = Literal["none", "own", "load-thresholds", "input-length"]
 
 POOL = DataPlane()
 NO_POOL = DataPlane(
-    host_pool=False, fetch_begins="at-start", decode_stores=False, eviction="lru", answers_from="decode"
-)
-POOL_AT_START = DataPlane(fetch_begins="at-start", eviction="lru", answers_from="decode")
+    host_pool=False, moves_outputs=False, fetch_begins="at-start", decode_stores=False, eviction="lru",
+    answers_from="decode",
+)  # fmt: skip
+POOL_AT_START = DataPlane(moves_outputs=False, fetch_begins="at-start", eviction="lru", answers_from="decode")
 RESTART = SwitchStyle(keeps_kv=False, seconds=restart_seconds())
 IN_PLACE = SwitchStyle(keeps_kv=False, seconds=(2.0, 4.0))
 

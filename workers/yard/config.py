@@ -143,7 +143,8 @@ class LeaseConfig:
 
 @dataclass(frozen=True, slots=True)
 class PartitionConfig:
-    """All of it. `whole_only`: every node serves requests whole, so nothing is ever handed over."""
+    """All of it. `whole_only`: every node serves requests whole, so nothing is ever handed over. `moves_outputs`: an output
+    can go on on another decode node, which takes somebody who has its ids (of symbolic models only the simulator has)."""
 
     version: int
     partition: str
@@ -160,6 +161,7 @@ class PartitionConfig:
     slo_ttft_s: float | None = None
     keys_by_sha256: Mapping[str, KeyConfig] = field(default_factory=dict)
     whole_only: bool = False
+    moves_outputs: bool = False
 
     @classmethod
     def parse(cls, document: object) -> PartitionConfig:
@@ -168,11 +170,12 @@ class PartitionConfig:
         keys = tuple(_key(item) for item in root.items("keys"))
         network = _network(root.section("network"))
         nodes = _unique(root, "nodes", _node, lambda node: node.name)
+        model = _model(root.section("model"))
         config = cls(
             version=root.integer("version", low=0),
             partition=root.text("partition"),
             published_at=root.number("published_at", default=0.0),
-            model=_model(root.section("model")),
+            model=model,
             network=network,
             nodes=nodes,
             tenants=_unique(root, "tenants", _tenant, lambda tenant: tenant.name),
@@ -184,6 +187,7 @@ class PartitionConfig:
             slo_ttft_s=root.section("slo", optional=True).optional_number("ttft_s", low=0),
             keys_by_sha256=MappingProxyType({key.sha256: key for key in keys}),
             whole_only=bool(nodes) and all(node.serves_whole for node in nodes.values()),
+            moves_outputs=not model.symbolic,
         )
         _check_references(config)
         return config

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from apps.kvcache.domain import events as kv_events
-from apps.planning.domain.cost_model import decode_iteration_s
+from apps.planning.domain.cost_model import decode_iteration_s, fetch_s
 from workers.yard import commands
 from workers.yard.ends import Ends
 from workers.yard.machines import Machines
@@ -17,6 +17,7 @@ from workers.yard.requests import RequestState, Stage
 from workers.yard.sending import Sending
 
 RETRY_AFTER_S = 2.0
+MOVING_S = 2.0
 
 
 class Failures:
@@ -157,18 +158,26 @@ class Failures:
 
     def move_decodes(self, now: float, node: KnownNode) -> None:
         """A node that leaves decode need not be waited for: its outputs go on on other decode nodes, from the blocks in its
-        pool, where that is done sooner than the output would be. Symbolic models keep no output ids to go on from."""
-        if self._m.config.model.symbolic or node.config.direct is not None or node.health != "ok":
+        pool, where that is done sooner than the output would be. The longest go first, as many as are copied until the next
+        look; the others are not held up meanwhile."""
+        if not self._m.config.moves_outputs or node.config.direct is not None or node.health != "ok":
             return
         here = [s for s in self._m.requests.values() if s.stage is Stage.DECODING and s.decode_node == node.name]
+        here.sort(key=lambda state: -state.remaining_tokens)
+        token_s = decode_iteration_s(node.config.decode, len(here)) / node.config.t_acc if here else 0.0
+        copying_s = 0.0
         for state in here:
+            if copying_s > MOVING_S:
+                return
             choice = self._m.placement.choose_decode(now, state, None)
             if choice.node is None or choice.node == node.name:
                 continue
             target = self._m.fleet.nodes.by_name[choice.node]
             block_tokens = self._m.config.model.block_tokens
-            move_s = move_decode_s(state.context_tokens, block_tokens, target.config.prefill, self._m.config.network)
-            if move_s < state.remaining_tokens * decode_iteration_s(node.config.decode, len(here)):
+            network = self._m.config.network
+            move_s = move_decode_s(state.context_tokens, block_tokens, target.config.prefill, network)
+            if copying_s + move_s < state.remaining_tokens * token_s:
+                copying_s += fetch_s(state.context_tokens, state.context_tokens, 0, network)
                 self._m.out.append(commands.AbortOnNode(node.name, state.request_id, "decode"))
                 state.handed_over = HandedOver(node.name, now, state.context_tokens, kept=False)
                 self._m.placement.loads.finished(now, state.request_id)

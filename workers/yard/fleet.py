@@ -26,13 +26,11 @@ def kv_config(config: PartitionConfig) -> KvConfig:
 
 @dataclass(slots=True)
 class Changes:
-    """What the last look at the nodes found different. `draining` takes no more prefills but still runs some, `leaving` no more
-    decodes."""
+    """What the last look at the nodes found different. `draining` takes no more prefills but still runs some."""
 
     any: bool = False
     lost: list[KnownNode] = field(default_factory=list)
     draining: list[KnownNode] = field(default_factory=list)
-    leaving: list[KnownNode] = field(default_factory=list)
 
 
 class Fleet:
@@ -181,8 +179,8 @@ class Fleet:
                 took = self._took.get((node.name, stage), False)
                 takes = self._took[node.name, stage] = node.takes(stage)
                 changes.any = changes.any or took != takes
-                if took and not takes and node.health != "down":
-                    (changes.draining if stage == "prefill" else changes.leaving).append(node)
+                if stage == "prefill" and took and not takes and node.health != "down":
+                    changes.draining.append(node)
         pools = tuple(self.pool(stage) for stage in STAGES)
         changes.any = changes.any or pools != self._pools
         self._pools = pools

@@ -105,6 +105,23 @@ class KnownNode:
     def takes(self, stage: Stage) -> bool:
         return self.why_not(stage) is None
 
+    @property
+    def ends_outputs(self) -> bool:
+        """Past its drain deadline: it serves prefill already, and its last outputs would hardly move between prompts."""
+        status = self.status
+        if status is None or status.phase != "mixed" or status.state != "draining":
+            return False
+        return not serves(status.target_phase, "decode") and status.running_decode + status.queued_decode > 0
+
+    @property
+    def leaves_decode(self) -> bool:
+        """It is wanted elsewhere or is on its way: it gets no more outputs, and those that it has are better elsewhere."""
+        status = self.status
+        if status is None or not serves(status.phase, "decode"):
+            return False
+        wanted = self.config.enabled and not self.config.draining and serves(self.config.phase, "decode")
+        return not wanted or not serves(status.target_phase, "decode")
+
     def facts(self, stage: Stage, block_tokens: int) -> NodeFacts:
         """The router's picture of the node for one stage; a node that may not get new work says so by its state. The same
         object again as long as nothing changed."""
@@ -172,8 +189,11 @@ class NodeTable:
         return self.by_name.get(name)
 
     def taking(self, stage: Stage) -> list[KnownNode]:
-        """Nodes that may get new work of a stage."""
-        return [node for node in self.by_name.values() if node.takes(stage)]
+        """Nodes that may get new work of a stage. One that still ends its outputs gets prompts where nobody else takes them."""
+        found = [node for node in self.by_name.values() if node.takes(stage)]
+        if stage == "decode" or not any(node.ends_outputs for node in found):
+            return found
+        return [node for node in found if not node.ends_outputs] or found
 
     def reported_limit(self, stage: Stage) -> int | None:
         """How many requests the engines of a stage say they take together; None for prefill, which has no such number."""

@@ -70,8 +70,10 @@ class Placement:
 
     def _facts_now(self, stage: Stage, avoid: Collection[str]) -> list[NodeFacts]:
         nodes = list(self._nodes)
-        others = [node for node in nodes if node.takes(stage) and node.name not in avoid]
+        others = [node for node in self._nodes.taking(stage) if node.name not in avoid]
         avoided = set(avoid) if others else set()
+        if others and stage == "prefill":
+            avoided.update(node.name for node in nodes if node.ends_outputs and node not in others)
         if any(node.health == "ok" for node in others or nodes if node.takes(stage)):
             nodes = [node for node in nodes if node.health != "stale" or not node.takes(stage)]
         return [self._facts(node, stage, node.name in avoided) for node in nodes]

@@ -183,8 +183,10 @@ class Yard:
             self._life.failures.node_lost(now, node)
         for node in changed.draining:
             self._life.failures.move_queued(now, node)
-        for node in changed.leaving:
-            self._life.failures.move_decodes(now, node)
+        for node in self.fleet.nodes:
+            # Each time that something is heard of the nodes, for outputs that found no place elsewhere until now.
+            if node.leaves_decode:
+                self._life.failures.move_decodes(now, node)
         if changed.any:
             self._pools_changed(now)
         self._life.room_changed()

@@ -21,7 +21,7 @@ from workers.simulator.scenario import Cluster, Run, Settings, build
 from workers.simulator.systems import system
 from workers.simulator.workloads.mixes import ONE_TENANT, ClosedLoop, OpenLoop, Population, TenantShare, generated
 
-MODEL = 3
+MODEL = 4
 """Raised when the model changes so that kept runs no longer say what it gives."""
 BLOCK_TOKENS = {"CC": 256, "Putnam": 64, "OSWorld": 128}
 MIXED_BLOCK_TOKENS = 128
