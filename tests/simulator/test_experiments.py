@@ -11,8 +11,10 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from workers.simulator.experiments.making import kept
 from workers.simulator.experiments.registry import (
     EXPERIMENTS,
+    FULL,
     QUICK,
     Claim,
     Experiment,
@@ -121,6 +123,33 @@ def test_what_was_not_run_is_said_to_be_not_run(tmp_path: Path) -> None:
     report = evaluate(experiment(), Store(tmp_path), (1,))
     assert all(line.value is None for line in report.found)
     assert "not run" in markdown(report)
+
+
+def test_a_figure_that_no_run_has_is_not_one_that_was_not_run(tmp_path: Path) -> None:
+    made = experiment()
+    ours, theirs = made.lines[0].spec, made.lines[1].spec
+    values: dict[RunSpec, dict[str, Any]] = {theirs: {"throughput_rps": 4.0, "lost_reuse_pct": None}}
+    store = stored(tmp_path, values)
+    assert "1 of 3 figures were not run" in markdown(evaluate(made, store, (1,)))
+    store.put(ours, {"throughput_rps": 5.0})
+    assert "not run." not in markdown(evaluate(made, store, (1,)))
+
+
+def test_the_full_runs_are_told_where_all_of_them_were_made_and_the_quick_ones_until_then(tmp_path: Path) -> None:
+    figures: dict[str, Any] = {"throughput_rps": 1.0, "ttft_p95_s": 1.0, "e2e_mean_s": 1.0, "lost_reuse_pct": 1.0}
+    store = Store(tmp_path / "runs")
+    for spec in with_seeds(EXPERIMENTS["components"](QUICK), QUICK.seeds):
+        store.put(spec, figures)
+    full = with_seeds(EXPERIMENTS["components"](FULL), FULL.seeds)
+    for spec in full[:-1]:
+        store.put(spec, figures)
+    quick = kept("components", tmp_path)
+    assert quick is not None and quick.configuration["seeds"] == [1]
+    store.put(full[-1], figures)
+    whole = kept("components", tmp_path)
+    assert whole is not None and whole.configuration["seeds"] == [1, 2, 3]
+    asked = kept("components", tmp_path, quick=True)
+    assert asked is not None and asked.configuration["seeds"] == [1]
 
 
 def test_the_command_names_what_it_knows(tmp_path: Path) -> None:

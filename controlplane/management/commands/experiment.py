@@ -25,7 +25,11 @@ class Command(BaseCommand):
         parser.add_argument("--processes", type=int, default=2, help="runs made at the same time (default: 2)")
         parser.add_argument("--out", type=Path, default=None, help="folder of the results (default: data/experiments)")
         parser.add_argument("--document", action="store_true", help="write docs/experiments.md and the README's table")
-        parser.add_argument("--no-runs", action="store_true", help="make no runs: report what is kept")
+        parser.add_argument(
+            "--no-runs",
+            action="store_true",
+            help="make no runs: report what is kept, the quick runs where not all full ones are",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         known = NAMES

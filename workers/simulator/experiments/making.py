@@ -40,8 +40,14 @@ def make(
 
 
 def kept(name: str, folder: Path, *, quick: bool = False, seeds: Sequence[int] | None = None) -> Report | None:
-    """What the runs that were made before say; None where nothing is kept."""
+    """What the runs that were made before say: the full ones, or, if `quick` or if not all of those were made, the quick
+    ones. None where nothing is kept."""
     if name == scale.NAME:
         return read(folder / f"{scale.NAME}.json")
-    scope = QUICK if quick else FULL
-    return evaluate(EXPERIMENTS[name](scope), Store(folder / "runs"), tuple(seeds or scope.seeds))
+    store = Store(folder / "runs")
+    if not quick:
+        chosen = tuple(seeds or FULL.seeds)
+        report = evaluate(EXPERIMENTS[name](FULL), store, chosen)
+        if all(line.seeds == len(chosen) for line in report.found):
+            return report
+    return evaluate(EXPERIMENTS[name](QUICK), store, tuple(seeds or QUICK.seeds))
