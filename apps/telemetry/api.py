@@ -70,17 +70,22 @@ def get_live(request: HttpRequest, partition: str) -> Any:
 
 @router.get("/partitions/{partition}/requests", response=Page[RequestOut])
 def list_requests(request: HttpRequest, partition: str, query: Query[RequestQuery]) -> Any:
-    """Newest first. Tenant users see the requests of their own tenants."""
+    """Newest first. Tenant users see the requests of their own tenants, without nodes and reasons."""
     actor = actor_of(request)
     own_only = not has_role(actor, "viewer")
     if own_only and not actor.tenants:
         require(actor, "viewer")
     if own_only and query.tenant:
         require_tenant_view(actor, query.tenant)
+    if own_only and query.node:
+        require(actor, "viewer")
     narrow = selectors.RequestFilter(
         **query.model_dump(exclude={"limit", "cursor"}), tenants=actor.tenants if own_only else None
     )
-    return page(selectors.requests_of(partition_named(partition), narrow), query, "-at", "-id")
+    found = page(selectors.requests_of(partition_named(partition), narrow), query, "-at", "-id")
+    if own_only:
+        found["items"] = [selectors.own_record(record) for record in found["items"]]
+    return found
 
 
 @router.get("/partitions/{partition}/requests/{request_id}", response=RequestDetail)
@@ -90,7 +95,7 @@ def get_request(request: HttpRequest, partition: str, request_id: str) -> Any:
         require(actor, "viewer")
     record = selectors.request_record(partition_named(partition), request_id)
     require_tenant_view(actor, record.tenant)
-    return record
+    return record if has_role(actor, "viewer") else selectors.own_record(record, whole=True)
 
 
 class BranchEndIn(Body):

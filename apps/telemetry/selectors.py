@@ -54,6 +54,43 @@ def request_record(partition: Partition, request_id: str) -> RequestRecord:
     return record
 
 
+# What a tenant user is not told of a request: where it ran, and how the nodes stood that were weighed for it.
+_OPERATORS_ONLY = ("prefill_node", "decode_node", "reason")
+_TOLD_OF_DETAIL = (
+    "id", "t", "arrived_at", "band", "branch", "branch_kind", "tenant", "flow_id", "outcome", "flow_outcome", "drop_code",
+    "prompt_tokens", "cached_tokens", "computed_tokens", "fetched_tokens", "output_tokens", "queue_s", "ttft_s",
+    "predicted_ttft_s", "e2e_s", "age_s", "lost", "timings", "stage",
+)  # fmt: skip
+
+
+def own_request(entry: dict[str, Any]) -> dict[str, Any]:
+    """A request's columns, or a living request, as a user of its tenant may see it."""
+    return entry | {name: "" for name in _OPERATORS_ONLY if name in entry}
+
+
+def own_detail(detail: dict[str, Any]) -> dict[str, Any]:
+    """The gateway's record of a request as a user of its tenant may see it: the moves and their times, not their reasons."""
+    told = {name: detail[name] for name in _TOLD_OF_DETAIL if name in detail}
+    if "story" in detail:
+        told["story"] = [[*move[:3], ""] for move in detail["story"] if not isinstance(move, str)]
+    return told
+
+
+def own_record(record: RequestRecord, whole: bool = False) -> RequestRecord:
+    """The row itself, not to be saved, as a user of its tenant may see it; `whole`: its `detail` too."""
+    for name in _OPERATORS_ONLY:
+        setattr(record, name, "")
+    if whole:
+        record.detail = own_detail(record.detail)
+    return record
+
+
+def own_branch(row: dict[str, Any]) -> dict[str, Any]:
+    """A live branch as a user of its tenant may see it: how many copies of its blocks there are, not where."""
+    copies = sorted(row["held"].values(), reverse=True)
+    return row | {"homes": {}, "held": {f"copy {i}": blocks for i, blocks in enumerate(copies, 1)}}
+
+
 def live_snapshot(partition: Partition) -> dict[str, Any]:
     """The gateway's last snapshot (docs/interfaces.md, section 9). Raises Unavailable when there is none or Redis is away."""
     try:

@@ -7,6 +7,7 @@ from django.utils import timezone
 from apps.console.urls import urlpatterns
 from apps.planning.models import Proposal, SwitchOrder
 from apps.telemetry.models import Alert, Channel, RequestRecord
+from apps.telemetry.selectors import own_branch
 from apps.tenancy.models import ApiKey
 from apps.tenancy.services import add_member, issue_key
 from controlplane.actors import SYSTEM
@@ -47,7 +48,9 @@ def world(partition, live):
     for tenant in ("acme", "other"):
         RequestRecord.objects.create(
             partition=partition, request_id=f"req-{tenant}", at=timezone.now(), tenant=tenant, outcome="completed",
-            branch=f"{tenant}/b1", detail={"router_terms": [], "story": []},
+            branch=f"{tenant}/b1", prefill_node="gb300-1", decode_node="gb300-3", reason="gb300-1: least predicted TTFT",
+            detail={"router_terms": [{"node": "gb300-2", "total_s": 1.0}], "reason": "gb300-1: least",
+                    "story": [[1.0, "queued", "prefilling", "gb300-1: least"]], "router_blind": [["no-events", ["gb300-4"]]]},
         )  # fmt: skip
     split = {name: ["gb300-1", "gb300-2"] for name in ("prefill", "from_prefill")}
     split |= {name: ["gb300-3", "gb300-4"] for name in ("decode", "from_decode")}
@@ -144,6 +147,26 @@ def test_a_tenants_user_sees_nothing_of_another_tenant(client, world):
             page = page.replace(f'value="{more.partition("=")[2]}"', "").replace(more, "")
             for secret in ("req-other", "other/b1", ">other<", '"other"'):
                 assert secret not in page, (name, more, secret)
+
+
+def test_a_tenants_user_hears_of_no_node(client, world):
+    from django.contrib.auth.models import User
+
+    client.force_login(User.objects.get(username="member"))
+    urls = [address(name, world) for name, needs in NEEDS.items() if needs == "tenant"]
+    urls += [f"{url}?format={kind}" for url in urls for kind in ("csv", "json")]
+    urls += ["/api/v1/partitions/gb300/requests", "/api/v1/partitions/gb300/requests/req-acme"]
+    for url in urls:
+        answer = client.get(url)
+        assert answer.status_code == 200, url
+        for node in ("gb300-1", "gb300-2", "gb300-3", "gb300-4"):
+            assert node not in answer.content.decode(), url
+    assert client.get("/api/v1/partitions/gb300/requests?node=gb300-1").status_code == 403
+
+
+def test_of_a_branch_a_tenants_user_hears_how_many_copies_there_are():
+    row = {"id": "acme/b1", "homes": {"prefill": "gb300-1"}, "held": {"gb300-1": 3, "gb300-3": 7}}
+    assert own_branch(row) == {"id": "acme/b1", "homes": {}, "held": {"copy 1": 7, "copy 2": 3}}
 
 
 def test_a_tenants_user_sees_the_own_requests_and_keys(client, world):

@@ -22,7 +22,7 @@ from apps.console.views.shell import RANGES, abilities, page
 from apps.flowcontrol.selectors import bands_of
 from apps.telemetry import gateways
 from apps.telemetry.models import RequestRecord
-from apps.telemetry.selectors import RequestFilter, request_record, requests_of
+from apps.telemetry.selectors import RequestFilter, own_detail, own_request, request_record, requests_of
 from apps.tenancy.models import Tenant
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
@@ -79,7 +79,8 @@ def requests(request: HttpRequest, partition: Partition) -> HttpResponse:
     kind = request.GET.get("format")
     if kind:
         table = rows.values(*_FIELDS)[:EXPORTED]
-        file = exported(kind, f"{partition.name}-requests", [row | {"at": row["at"].isoformat()} for row in table])
+        told = [row if scope is None else own_request(row) for row in table]
+        file = exported(kind, f"{partition.name}-requests", [row | {"at": row["at"].isoformat()} for row in told])
         if file is not None:
             return file
     before = parse_datetime(request.GET.get("before", "").replace(" ", "+"))
@@ -92,7 +93,7 @@ def requests(request: HttpRequest, partition: Partition) -> HttpResponse:
         "filters": filters,
         "living": living,
         "living_note": note,
-        "rows": [lives.row(record_entry(record)) for record in shown],
+        "rows": [lives.row(_told(record_entry(record), scope)) for record in shown],
         "older": shown[-1].at.isoformat() if len(found) > SHOWN else None,
         "before": before,
     }
@@ -107,8 +108,13 @@ def _living(partition: Partition, filters: Filters, scope: Scope) -> tuple[list[
         found = gateways.living_requests(partition, wanted, scope, limit=20)
     except (Unavailable, InvalidField, NotFound) as error:
         return [], error.message
-    rows = [lives.row(entry | {"t": entry["arrived_at"], "e2e_s": entry["age_s"]}) for entry in found["rows"]]
+    told = [_told(entry, scope) for entry in found["rows"]]
+    rows = [lives.row(entry | {"t": entry["arrived_at"], "e2e_s": entry["age_s"]}) for entry in told]
     return rows, "" if found["total"] <= len(rows) else f"{found['total']} in all; the oldest are shown"
+
+
+def _told(entry: dict[str, Any], scope: Scope) -> dict[str, Any]:
+    return entry if scope is None else own_request(entry)
 
 
 def record_entry(record: RequestRecord) -> dict[str, Any]:
@@ -124,9 +130,7 @@ def request_life(request: HttpRequest, partition: Partition, request_id: str) ->
     if scope is not None and entry.get("tenant") not in scope:
         raise Http404("There is no such request.")
     if request.GET.get("format") == "json":
-        hidden = () if scope is None else ("router_terms", "story", "reason", "prefill_node", "decode_node")
-        document = {name: value for name, value in entry.items() if name not in hidden}
-        file = exported("json", f"request-{request_id}", [document])
+        file = exported("json", f"request-{request_id}", [entry if scope is None else own_detail(entry)])
         assert file is not None
         return file
     context: dict[str, Any] = {

@@ -16,6 +16,7 @@ from apps.console.present import LOST_CAUSES
 from apps.console.views.actions import answer, posted
 from apps.console.views.shell import live_view, page, past
 from apps.telemetry import gateways
+from apps.telemetry.selectors import own_branch
 from apps.tenancy.models import Tenant
 from apps.topology.models import Partition
 from apps.topology.selectors import nodes_of
@@ -68,7 +69,8 @@ def branches(request: HttpRequest, partition: Partition) -> HttpResponse:
         found = gateways.branches(partition, filters.values, scope, limit=SHOWN)
     except (Unavailable, NotFound, InvalidField) as error:
         note = error.message
-    file = exported(request.GET.get("format"), f"{partition.name}-branches", found["rows"])
+    rows = found["rows"] if scope is None else [own_branch(row) for row in found["rows"]]
+    file = exported(request.GET.get("format"), f"{partition.name}-branches", rows)
     if file is not None:
         return file
     context: dict[str, Any] = {
@@ -76,7 +78,7 @@ def branches(request: HttpRequest, partition: Partition) -> HttpResponse:
         "note": note,
         "live": found["live"],
         "total": found["total"],
-        "rows": trees.tree(found["rows"], found["block_tokens"]),
+        "rows": trees.tree(rows, found["block_tokens"]),
         "shown": min(SHOWN, found["total"]),
         "closed": [trees.closed(row) for row in found["closed"][:20]],
     }
