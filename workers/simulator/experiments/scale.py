@@ -29,7 +29,7 @@ class Size:
     period_s: float = 7200.0
 
 
-FULL, QUICK = Size(), Size(4, 9, 3600.0, 3600.0)
+FULL, QUICK = Size(), Size(partitions=4, nodes=9)
 
 
 def plan_of(size: Size, system: str, prefill: int, seed: int) -> Plan:
