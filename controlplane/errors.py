@@ -57,3 +57,14 @@ class Unavailable(SwitchyardError):
 
     status = 503
     title = "Unavailable"
+
+
+def database_trouble(error: BaseException | None) -> Unavailable | None:
+    """What to say when PostgreSQL is away, or busy with somebody else's change; None when `error` is something else."""
+    from django.db import InterfaceError, OperationalError
+
+    if not isinstance(error, OperationalError | InterfaceError):
+        return None
+    if getattr(error.__cause__, "sqlstate", None) in ("40001", "40P01", "55P03", "57014"):
+        return Unavailable("another change is under way; try again in a moment", "database-busy")
+    return Unavailable("PostgreSQL does not answer; it is tried again with the next request", "database-away")

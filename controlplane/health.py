@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
@@ -15,7 +15,7 @@ def _database_answers() -> bool:
     try:
         with connection.cursor() as cursor:
             cursor.execute("select 1")
-    except DatabaseError:
+    except (DatabaseError, InterfaceError):
         return False
     return True
 

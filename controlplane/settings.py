@@ -88,7 +88,7 @@ def _database(url: str) -> dict[str, object]:
         "PORT": str(parts.port or query.pop("port", "")),
         "CONN_HEALTH_CHECKS": True,
         "CONN_MAX_AGE": 0,
-        "OPTIONS": {"connect_timeout": 5, **query},
+        "OPTIONS": {"connect_timeout": 3, **query},
     }
 
 
@@ -162,7 +162,8 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"plain": {"format": "%(levelname)s %(name)s: %(message)s"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "filters": {"brief": {"()": "controlplane.logs.Brief"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "plain", "filters": ["brief"]}},
     "root": {"handlers": ["console"], "level": "INFO"},
     "loggers": {"django.channels.server": {"level": "WARNING"}, "httpx": {"level": "WARNING"}},
 }

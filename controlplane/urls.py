@@ -14,3 +14,5 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("apps.console.urls")),
 ]
+
+handler500 = "controlplane.failures.failed"

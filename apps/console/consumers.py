@@ -125,3 +125,13 @@ class LiveConsumer(AsyncJsonWebsocketConsumer):
             snapshot, self._latest = self._latest, None
             if snapshot is not None:
                 await self.send(text_data=self._feed.text(snapshot, time.time(), self._form, self._scope))
+
+
+class Nowhere(AsyncJsonWebsocketConsumer):
+    """An address that is not there: closed with 4404, like a partition that is not there."""
+
+    channel_layer_alias = ""
+
+    async def connect(self) -> None:
+        await self.accept()
+        await self.close(code=UNKNOWN_PARTITION)

@@ -14,7 +14,7 @@ from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from controlplane.audit import TAKEN, is_taken
-from controlplane.errors import InvalidField, SwitchyardError
+from controlplane.errors import InvalidField, SwitchyardError, Unavailable, database_trouble
 from controlplane.permissions import NotAuthenticated
 from controlplane.rest.auth import CsrfRefused
 
@@ -61,6 +61,12 @@ def problem(
     response = HttpResponse(json.dumps(body), status=status, content_type=MEDIA_TYPE)
     if status == HTTPStatus.UNAUTHORIZED:
         response["WWW-Authenticate"] = 'Bearer realm="switchyard"'
+    return response
+
+
+def unavailable(request: HttpRequest, error: Unavailable) -> HttpResponse:
+    response = problem(request, error.status, error.code, error.message, error.title)
+    response["Retry-After"] = "2"
     return response
 
 
@@ -119,5 +125,8 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(Exception)
     def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:
+        trouble = database_trouble(error)
+        if trouble is not None:
+            return unavailable(request, trouble)
         logger.error("%s %s failed", request.method, request.path, exc_info=error)
         return problem(request, 500, "internal", "this is a fault of Switchyard; the log has it under the request id")

@@ -72,6 +72,11 @@ async def test_a_stranger_is_told_to_sign_in(partition):
     assert await close_code(socket(AnonymousUser())) == 4401
 
 
+async def test_an_address_that_is_not_there_is_closed_like_a_partition_that_is_not_there(partition):
+    scope = {"type": "websocket", "path": "/ws/other/", "query_string": b"", "user": AnonymousUser(), "headers": []}
+    assert await close_code(Socket(URLRouter(websocket_urlpatterns), scope)) == 4404
+
+
 async def test_someone_without_a_role_may_not_watch(partition):
     user = await sync_to_async(make_user)("nobody")
     assert await close_code(socket(user)) == 4403
