@@ -30,8 +30,8 @@ from apps.planning.domain.phase_machine import MovePlan
 from bench.report import report
 from workers.simulator.clients import Script, Turn
 from workers.simulator.clock import TIMEOUT
-from workers.simulator.experiments.registry import rows
 from workers.simulator.experiments.runs import prepare, stationary
+from workers.simulator.experiments.shapes import rows
 from workers.simulator.planners import OwnPlanner
 from workers.simulator.scenario import Cluster, Run, Settings, build
 from workers.simulator.systems import system

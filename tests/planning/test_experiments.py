@@ -10,7 +10,7 @@ from controlplane.permissions import Forbidden
 from tests.factories import actor_with
 from workers.simulator import tasks
 from workers.simulator.experiments import making, registry, scale
-from workers.simulator.experiments.registry import QUICK, Experiment, Line
+from workers.simulator.experiments.shapes import QUICK, Experiment, Line
 
 BOB = actor_with("operator", "bob")
 LINE = {"case": "CC 90 ours", "figure": "throughput", "unit": "req/s", "value": 5.9, "spread": None, "published": 5.4,

@@ -12,19 +12,10 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from workers.simulator.experiments.making import kept
-from workers.simulator.experiments.registry import (
-    EXPERIMENTS,
-    FULL,
-    QUICK,
-    Claim,
-    Experiment,
-    Line,
-    Scope,
-    published,
-    with_seeds,
-)
+from workers.simulator.experiments.registry import EXPERIMENTS
 from workers.simulator.experiments.report import evaluate, markdown, page, write
 from workers.simulator.experiments.runs import Cancelled, RunSpec, Store, make_all, stationary
+from workers.simulator.experiments.shapes import FULL, QUICK, Claim, Experiment, Line, Scope, published, with_seeds
 
 TINY = stationary("switchyard", "Putnam", 4, warm_up_s=10.0, scored_s=60.0, nodes=2, prefill_nodes=1)
 

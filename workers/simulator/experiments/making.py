@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from workers.simulator.experiments import scale
-from workers.simulator.experiments.registry import EXPERIMENTS, FULL, QUICK, with_seeds
+from workers.simulator.experiments.registry import EXPERIMENTS
 from workers.simulator.experiments.report import Report, evaluate, read
 from workers.simulator.experiments.runs import Store, make_all
+from workers.simulator.experiments.shapes import FULL, QUICK, with_seeds
 
 NAMES = (*EXPERIMENTS, scale.NAME)
 Progress = Callable[[float, str], bool]

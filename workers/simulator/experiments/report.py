@@ -11,8 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workers.simulator.experiments.registry import Claim, Experiment, Line
 from workers.simulator.experiments.runs import Store
+from workers.simulator.experiments.shapes import Claim, Experiment, Line
 
 HEADINGS = ("case", "figure", "ours", "spread", "published", "ratio")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from workers.simulator.cluster import ClusterRun, Plan, Swing
-from workers.simulator.experiments.registry import COMMON_NOTE, published
 from workers.simulator.experiments.report import Found, Report, Verdict
 from workers.simulator.experiments.runs import Cancelled
+from workers.simulator.experiments.shapes import COMMON_NOTE, published
 from workers.simulator.hardware import KIMI
 
 NAME = "scale-3072"
