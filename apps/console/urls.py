@@ -72,6 +72,7 @@ urlpatterns = [
     path("p/<str:partition>/nodes/<str:name>/drain/", nodes.drain, name="drain-node"),
     path("p/<str:partition>/nodes/<str:name>/undrain/", nodes.undrain, name="undrain-node"),
     path("p/<str:partition>/nodes/<str:name>/remove/", nodes.remove, name="remove-node"),
+    path("p/<str:partition>/nodes/<str:name>/forget/", nodes.forget, name="forget-node"),
     path("p/<str:partition>/nodes/<str:name>/add/", nodes.add, name="add-node"),
     path("p/<str:partition>/tenants/", tenants.tenants, name="tenants"),
     path("p/<str:partition>/tenants/new/", tenants.create, name="new-tenant"),

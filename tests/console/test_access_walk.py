@@ -26,7 +26,7 @@ NEEDS = {
          "drain-node", "undrain-node", "remove-node", "add-node", "acknowledge", "rule", "silence", "revert",
          "edit-flow", "edit-objective"), "operator"),
     **dict.fromkeys(
-        ("force", "clear-force", "freeze", "unfreeze", "mode", "warm-up", "force-node", "clear-node-force",
+        ("force", "clear-force", "freeze", "unfreeze", "mode", "warm-up", "force-node", "clear-node-force", "forget-node",
          "new-tenant", "edit-tenant", "new-key", "rotate-key", "revoke-key", "add-member", "remove-member",
          "edit-policy", "edit-routing", "edit-lease", "new-channel", "test-channel", "edit-channel",
          "rotate-channel", "toggle-channel", "remove-channel"), "administrator"),
@@ -89,7 +89,7 @@ def address(name, world, tenant="acme"):
     pattern = next(p for p in urlpatterns if p.name == name)
     values = {"partition": "gb300", "request_id": f"req-{tenant}", "username": "member"}
     values["number"] = world["number"].get(name)
-    nodes = ("force-node", "clear-node-force", "drain-node", "undrain-node", "remove-node", "add-node")
+    nodes = ("force-node", "clear-node-force", "drain-node", "undrain-node", "remove-node", "add-node", "forget-node")
     values["name"] = "gb300-1" if name in nodes else world["name"].get(name, tenant)
     url = reverse(name, kwargs={key: values[key] for key in pattern.pattern.converters})
     return url + (f"?id={tenant}/b1" if name == "end-branch" else "")

@@ -116,7 +116,7 @@ def test_a_node_is_drained_brought_back_removed_and_added(as_role, live, partiti
     assert wrong.status_code == 422
     client.post(BASE + "gb300-1/remove/", {"remove-gb300-1-reason": "gone", "remove-gb300-1-confirm": "gb300-1"})
     node.refresh_from_db()
-    assert not node.enabled and b"Removed from service" in client.get(BASE).content
+    assert not node.enabled and b"Out of service" in client.get(BASE).content
     client.post(BASE + "gb300-1/add/", {})
     node.refresh_from_db()
     assert node.enabled and not node.draining
@@ -162,3 +162,26 @@ def test_the_last_node_of_a_phase_cannot_be_taken_away(as_role, partition):
 
 def test_a_node_of_another_partition_is_not_found(as_role, partition):
     assert as_role("administrator").get(BASE + "other-1/force/").status_code == 404
+
+
+def test_a_node_is_disabled_first_and_then_forgotten(as_role, live, partition):
+    client, said = as_role("administrator"), {"forget-gb300-4-reason": "sold", "forget-gb300-4-confirm": "gb300-4"}
+    assert "Disable<span" in client.get(BASE).content.decode()
+    early = client.post(BASE + "gb300-4/forget/", said)
+    assert early.status_code == 422 and b"is in service" in early.content
+    off = {"remove-gb300-4-reason": "old", "remove-gb300-4-confirm": "gb300-4"}
+    assert b"gb300-4 is out of service" in client.post(BASE + "gb300-4/remove/", off).content
+    page = client.get(BASE).content.decode()
+    assert BASE + "gb300-4/add/" in page and BASE + "gb300-4/forget/" in page
+    unsure = client.post(BASE + "gb300-4/forget/", said | {"forget-gb300-4-confirm": "gb300-3"})
+    assert unsure.status_code == 422 and partition.nodes.filter(name="gb300-4").exists()
+    assert b"gb300-4 is forgotten" in client.post(BASE + "gb300-4/forget/", said).content
+    assert not partition.nodes.filter(name="gb300-4").exists()
+    assert BASE + "gb300-4/forget/" not in client.get(BASE).content.decode()
+
+
+def test_who_does_not_administer_may_disable_a_node_and_not_forget_it(as_role, live, partition):
+    client = as_role("operator")
+    client.post(BASE + "gb300-4/remove/", {"remove-gb300-4-reason": "old", "remove-gb300-4-confirm": "gb300-4"})
+    page = client.get(BASE).content.decode()
+    assert BASE + "gb300-4/add/" in page and BASE + "gb300-4/forget/" not in page

@@ -264,12 +264,29 @@ def remove(request: HttpRequest, partition: Partition, name: str) -> HttpRespons
 
     def write() -> str:
         topology.disable_node(node, request.actor, form.reason_given)  # type: ignore[attr-defined]
-        return f"{name} is removed from service; the gateway has forgotten it."
+        return f"{name} is out of service; the gateway has forgotten it."
 
     return answer(
-        request, form, write, slot=f"node-{name}-slot", title=f"Remove {name}", submit=f"Remove {name}",
+        request, form, write, slot=f"node-{name}-slot", title=f"Take {name} out of service", submit=f"Disable {name}",
         about="The gateway moves its requests elsewhere and forgets it and its pool. Drain it first to let them finish. "
-        "It can be added again.", danger=True,
+        "It stays in the records and can be added again.", danger=True,
+    )  # fmt: skip
+
+
+@partition_view("administrator")
+@form_view
+def forget(request: HttpRequest, partition: Partition, name: str) -> HttpResponse:
+    node = get_object_or_404(nodes_of(partition), name=name)
+    form = ConfirmForm(name, posted(request), prefix=f"forget-{name}")
+
+    def write() -> str:
+        services.forget_node(node, request.actor, form.reason_given)  # type: ignore[attr-defined]
+        return f"{name} is forgotten."
+
+    return answer(
+        request, form, write, slot=f"node-{name}-slot", title=f"Forget {name}", submit=f"Forget {name}",
+        about="For hardware that is gone: it is taken out of the records for good. What it did keeps its name.",
+        danger=True,
     )  # fmt: skip
 
 
