@@ -19,6 +19,7 @@ from apps.topology.api import router as topology_router
 from controlplane.manifests.api import router as manifests_router
 from controlplane.rest import problems
 from controlplane.rest.auth import AUTHENTICATORS
+from controlplane.rest.bodies import BodyParser
 from controlplane.rest.idempotency import idempotent
 
 DESCRIPTION = """Everything the console does, for programs.
@@ -66,6 +67,7 @@ api = SwitchyardAPI(
     urls_namespace="rest",
     docs_url="/docs",
     auth=AUTHENTICATORS,
+    parser=BodyParser(),
 )
 api.add_decorator(idempotent, mode="view")
 problems.install(api)

@@ -33,7 +33,8 @@ class AppliedOut(Schema):
 @router.post("/apply", response=AppliedOut)
 def apply_documents(request: HttpRequest, payload: ApplyIn) -> Any:
     """Applies YAML documents, all of them or none: EndpointPickerConfig, InferenceObjective, FlowControl, Tenant,
-    Partition, Node, PlannerPolicy. With `dry_run` it only says what would change."""
+    Partition, Node, PlannerPolicy. With `dry_run` it only says what would change. A body of the type
+    `application/yaml` is the documents themselves, with the other members in the query string."""
     actor = require(request, "operator")
     partition = partition_named(payload.partition) if payload.partition else None
     return applying.apply(

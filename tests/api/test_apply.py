@@ -166,3 +166,15 @@ def test_the_phase_of_a_node_is_the_splits_and_that_is_said(apply):
 def test_no_depth_of_nesting_is_a_fault_of_the_api(apply, depth, where):
     text = "apiVersion: switchyard/v1\nmetadata: {name: acme}\n" if where != "{deep}" else ""
     assert apply(text + where.format(deep="[" * depth + "]" * depth), partition="gb300")[0] == 422
+
+
+def test_a_file_is_sent_as_it_is(client, key_of, partition):
+    text = yaml.safe_dump(document("Tenant", "acme", weight=3))
+    more = {"content_type": "application/yaml", "HTTP_AUTHORIZATION": f"Bearer {key_of('administrator')}"}
+    tried = client.post("/api/v1/apply?partition=gb300&dry_run=true", text, **more)
+    assert (tried.status_code, tried.json()["applied"]) == (200, False), tried.content
+    assert Tenant.objects.get(name="acme").weight != 3
+    assert client.post("/api/v1/apply?reason=more+load", text, **more).json()["applied"]
+    assert Tenant.objects.get(name="acme").weight == 3
+    assert client.post("/api/v1/apply", b"\xff\xfe", **more).status_code == 400
+    assert client.post("/api/v1/apply?colour=red", text, **more).status_code == 422
