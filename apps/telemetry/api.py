@@ -68,22 +68,26 @@ def get_live(request: HttpRequest, partition: str) -> Any:
     return selectors.live_snapshot(partition_named(partition))
 
 
+def _own_only(request: HttpRequest, tenant: str, node: str) -> frozenset[str] | None:
+    """The tenants to which the answer is narrowed; None for those who may see all. Tenant users hear of no node, so they
+    cannot ask for one's. Raises Forbidden for another tenant's."""
+    actor = actor_of(request)
+    if has_role(actor, "viewer"):
+        return None
+    if node or not actor.tenants:
+        require(actor, "viewer")
+    if tenant:
+        require_tenant_view(actor, tenant)
+    return actor.tenants
+
+
 @router.get("/partitions/{partition}/requests", response=Page[RequestOut])
 def list_requests(request: HttpRequest, partition: str, query: Query[RequestQuery]) -> Any:
     """Newest first. Tenant users see the requests of their own tenants, without nodes and reasons."""
-    actor = actor_of(request)
-    own_only = not has_role(actor, "viewer")
-    if own_only and not actor.tenants:
-        require(actor, "viewer")
-    if own_only and query.tenant:
-        require_tenant_view(actor, query.tenant)
-    if own_only and query.node:
-        require(actor, "viewer")
-    narrow = selectors.RequestFilter(
-        **query.model_dump(exclude={"limit", "cursor"}), tenants=actor.tenants if own_only else None
-    )
+    scope = _own_only(request, query.tenant, query.node)
+    narrow = selectors.RequestFilter(**query.model_dump(exclude={"limit", "cursor"}), tenants=scope)
     found = page(selectors.requests_of(partition_named(partition), narrow), query, "-at", "-id")
-    if own_only:
+    if scope is not None:
         found["items"] = [selectors.own_record(record) for record in found["items"]]
     return found
 
@@ -123,9 +127,13 @@ def get_reuse(request: HttpRequest, partition: str) -> Any:
 
 @router.get("/partitions/{partition}/branches", response=dict[str, Any])
 def list_branches(request: HttpRequest, partition: str, query: Query[BranchQuery]) -> Any:
-    """Live branches, the one heard of last first, and those lately closed."""
-    require(request, "viewer")
-    return gateways.branches(partition_named(partition), query.model_dump(exclude={"limit"}), limit=query.limit)
+    """Live branches, the one heard of last first, and those lately closed. Tenant users see those of their own tenants,
+    without nodes."""
+    scope = _own_only(request, query.tenant, query.node)
+    found = gateways.branches(partition_named(partition), query.model_dump(exclude={"limit"}), scope, limit=query.limit)
+    if scope is not None:
+        found["rows"] = [selectors.own_branch(row) for row in found["rows"]]
+    return found
 
 
 @router.post("/partitions/{partition}/branches/end", response={204: None})
@@ -218,9 +226,14 @@ class AuditOut(Schema):
 
 @router.get("/partitions/{partition}/living-requests", response=dict[str, Any])
 def list_living_requests(request: HttpRequest, partition: str, query: Query[LivingQuery]) -> Any:
-    """Requests that have not ended, longest here first. 503 when the gateway does not answer."""
-    require(request, "viewer")
-    return gateways.living_requests(partition_named(partition), query.model_dump(exclude={"limit"}), limit=query.limit)
+    """Requests that have not ended, longest here first. Tenant users see those of their own tenants, without nodes and
+    reasons. 503 when the gateway does not answer."""
+    scope = _own_only(request, query.tenant, query.node)
+    narrow = query.model_dump(exclude={"limit"})
+    found = gateways.living_requests(partition_named(partition), narrow, scope, limit=query.limit)
+    if scope is not None:
+        found["rows"] = [selectors.own_request(row) for row in found["rows"]]
+    return found
 
 
 @router.post("/partitions/{partition}/living-requests/{request_id}/cancel", response={204: None})

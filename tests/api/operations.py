@@ -414,4 +414,6 @@ OPERATIONS = [
 ]
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 # What a tenant user may read of the own tenant, so that "viewer" is not the lowest role.
-OPEN_TO_TENANT_USERS = {"list_tenants", "get_tenant", "list_keys", "list_requests", "get_request"}
+OPEN_TO_TENANT_USERS = {
+    "list_tenants", "get_tenant", "list_keys", "list_requests", "get_request", "list_branches", "list_living_requests",
+}  # fmt: skip

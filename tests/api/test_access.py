@@ -8,6 +8,7 @@ from django.test import Client
 
 from apps.planning import services as planning
 from apps.planning import warmups
+from apps.telemetry import gateways
 from apps.tenancy import services as tenancy
 from apps.tenancy.models import ApiKey, Tenant
 from controlplane.actors import SYSTEM
@@ -206,13 +207,36 @@ def tenant_user(rest):
 
 @pytest.mark.parametrize("name", sorted(OPEN_TO_TENANT_USERS))
 def test_a_tenant_user_reads_the_own_tenant(tenant_user, name):
-    assert tenant_user("get", BY_NAME[name].path, role="tenant")[0] == 200
+    assert tenant_user("get", BY_NAME[name].path, role="tenant")[0] == BY_NAME[name].status
 
 
 def test_a_tenant_user_sees_nothing_of_other_tenants(tenant_user):
     assert [t["name"] for t in tenant_user("get", "/tenants", role="tenant")[1]["items"]] == ["acme"]
     for path in ("/tenants/rival", "/tenants/rival/keys", "/partitions/gb300/requests?tenant=rival", "/tenants/nobody"):
         assert tenant_user("get", path, role="tenant")[0] == 403, path
+
+
+@pytest.mark.parametrize("what", ["branches", "living-requests"])
+def test_a_tenant_user_is_told_of_what_lives_in_the_own_tenant_alone_and_of_no_node(tenant_user, monkeypatch, what):
+    """What the gateway is asked for, and what is left of its answer."""
+    asked = []
+
+    def call(partition, method, path, params=None):
+        asked.append(params)
+        branch = {"id": "acme/a", "held": {"gb300-1": 5, "gb300-2": 7}, "homes": {"prefill": "gb300-1"}}
+        row = {"id": "r", "tenant": "acme", "prefill_node": "gb300-1", "reason": "gb300-1: least"}
+        return {"rows": [branch if path == "branches" else row], "total": 1, "closed": []}
+
+    monkeypatch.setattr(gateways, "_call", call)
+    status, body = tenant_user("get", f"/partitions/gb300/{what}", role="tenant")
+    assert status == 200
+    assert asked[-1]["only"] == "acme"
+    assert len(body["rows"]) == 1
+    assert "gb300-" not in json.dumps(body)
+    tenant_user("get", f"/partitions/gb300/{what}")
+    assert "only" not in asked[-1], "a viewer sees all"
+    for narrowed in ("tenant=rival", "node=gb300-1"):
+        assert tenant_user("get", f"/partitions/gb300/{what}?{narrowed}", role="tenant")[0] == 403
 
 
 def test_configurations_are_shown_without_the_digests_of_keys(rest, address, key_of):
