@@ -13,6 +13,7 @@ from apps.planning.experiments_api import router as experiments_router
 from apps.telemetry.api import router as telemetry_router
 from apps.telemetry.channels_api import router as channels_router
 from apps.telemetry.rules_api import router as rules_router
+from apps.telemetry.sums_api import router as sums_router
 from apps.tenancy.api import router as tenancy_router
 from apps.tenancy.members_api import router as members_router
 from apps.topology.api import router as topology_router
@@ -78,6 +79,7 @@ api.add_router("", flowcontrol_router)
 api.add_router("", telemetry_router)
 api.add_router("", channels_router)
 api.add_router("", rules_router)
+api.add_router("", sums_router)
 api.add_router("", planning_router)
 api.add_router("", experiments_router)
 api.add_router("", manifests_router)

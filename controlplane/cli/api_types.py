@@ -107,6 +107,12 @@ class BandOut(TypedDict):
     ttft_budget_s: float | None
     ttl_s: float | None
 
+class BandSumsOut(TypedDict):
+    band: str
+    outcomes: dict[str, int]
+    queue_s: SpreadOut
+    requests: int
+
 class Because(TypedDict):
     reason: str
 
@@ -820,6 +826,13 @@ class RequestQuery(TypedDict):
     tenant: NotRequired[str]
     until: NotRequired[str | None]
 
+class RequestSumsOut(TypedDict):
+    bands: list[BandSumsOut]
+    since: str
+    tenants: list[TenantSumsOut]
+    until: str
+    whole: WholeSumsOut | None
+
 class ResidualOut(TypedDict):
     held_out: bool
     measured_s: float
@@ -879,6 +892,12 @@ class SplitOut(TypedDict):
     proposed: NamesOut | None
     warm_up: WarmUpOut | None
 
+class SpreadOut(TypedDict):
+    n: int
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
 class Stage(TypedDict):
     detector: Detector
     kv_threshold: float
@@ -920,6 +939,12 @@ class StepOut(TypedDict):
 
 StepState = Literal['waiting', 'draining', 'switching', 'switched', 'failed', 'cancelled']
 
+class SumsQuery(TypedDict):
+    band: NotRequired[str]
+    since: NotRequired[str | None]
+    tenant: NotRequired[str]
+    until: NotRequired[str | None]
+
 class TenantEdit(TypedDict):
     default_objective: NotRequired[str | None]
     paused: NotRequired[bool | None]
@@ -944,6 +969,14 @@ class TenantOut(TypedDict):
     sharing_domain: str
     title: str
     weight: float
+
+class TenantSumsOut(TypedDict):
+    cached_tokens: int
+    mean_ttft_s: float | None
+    output_tokens: int
+    prompt_tokens: int
+    requests: int
+    tenant: str
 
 class TestedOut(TypedDict):
     delivered: bool
@@ -988,6 +1021,14 @@ class WhoOut(TypedDict):
     person: str | None
     roles: list[str]
     tenants: list[str]
+
+class WholeSumsOut(TypedDict):
+    lost_tokens: dict[str, int]
+    outcomes: dict[str, int]
+    prediction_error_ratio: SpreadOut
+    requests: int
+    times_s: dict[str, SpreadOut]
+    tokens: dict[str, int]
 
 class Caller(Protocol):
     """Sends one call and gives back the answer's JSON, or its text when it is none."""
@@ -1590,6 +1631,19 @@ class Api:
     ) -> QueuesOut:
         return self._call(
             'GET', '/api/v1/partitions/{partition}/queues', {'partition': partition}, {}, None
+        )
+
+    def get_request_sums(
+        self,
+        partition: str,
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        band: str | None = None,
+        tenant: str | None = None,
+    ) -> RequestSumsOut:
+        return self._call(
+            'GET', '/api/v1/partitions/{partition}/request-sums', {'partition': partition}, {'since': since, 'until': until, 'band': band, 'tenant': tenant}, None
         )
 
     def list_requests(

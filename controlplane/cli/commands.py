@@ -147,6 +147,37 @@ def requests(call: Call) -> Result:
     return Result(found, table(shown_columns, living, "nothing is under way") + f"\n{found['total']} in all")
 
 
+def request_sums(call: Call) -> Result:
+    names = ("since", "until", "tenant", "band")
+    narrow = {name: getattr(call.args, name) for name in names if getattr(call.args, name)}
+    found = call.api.get_request_sums(call.partition, **narrow)
+    whole = found["whole"]
+    told = [f"{found['since']} to {found['until']}"]
+    if whole:
+        outcomes = ", ".join(f"{n} {name}" for name, n in sorted(whole["outcomes"].items()))
+        told.append(f"{whole['requests']} requests" + (f": {outcomes}" if outcomes else ""))
+        spreads = [
+            (name, each["n"], span(each["p50"]), span(each["p95"]), span(each["p99"]))
+            for name, each in whole["times_s"].items()
+        ]
+        told.append(table(("time", "requests", "p50", "p95", "p99"), spreads))
+    if found["bands"]:
+        bands = [
+            (b["band"], b["requests"], b["outcomes"].get("completed", 0), span(b["queue_s"]["p50"]),
+             span(b["queue_s"]["p95"]))
+            for b in found["bands"]
+        ]  # fmt: skip
+        told.append(table(("band", "requests", "completed", "queued p50", "queued p95"), bands))
+    tenants = [
+        (t["tenant"], t["requests"], t["prompt_tokens"], t["cached_tokens"], t["output_tokens"], span(t["mean_ttft_s"]))
+        for t in found["tenants"]
+    ]
+    if tenants or not call.args.band:
+        columns = ("tenant", "requests", "prompt", "cached", "output", "mean TTFT")
+        told.append(table(columns, tenants, "no request of a tenant ended in this time"))
+    return Result(found, "\n\n".join(told))
+
+
 def request(call: Call) -> Result:
     found = call.api.get_request(call.partition, call.args.id)
     return Result(found, facts({name: value for name, value in found.items() if name != "detail"}))

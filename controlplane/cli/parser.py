@@ -120,6 +120,8 @@ TREE: dict[str, Any] = {
                 _arg("--ended", action="store_true"), *(_arg(f"--{n}") for n in ("tenant", "band", "node")), _limit(50),
             ]),
             ("show", "one that ended", commands.request, [_arg("id")]),
+            ("sums", "what they came to in a period of the last 32 days; the last hour unless said", commands.request_sums,
+             [_arg(f"--{n}") for n in ("since", "until", "tenant", "band")]),
             ("cancel", "end one; its client is told", commands.cancel, [_arg("id"), _reason(True)]),
         ],
     ),

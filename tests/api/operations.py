@@ -214,6 +214,7 @@ OPERATIONS = [
     # telemetry
     _read("get_live", f"{GATEWAY}/live", "/partitions/nowhere/live"),
     _read("list_requests", f"{GATEWAY}/requests", "/partitions/nowhere/requests"),
+    _read("get_request_sums", f"{GATEWAY}/request-sums", "/partitions/nowhere/request-sums"),
     _read("get_request", f"{GATEWAY}/requests/r-1", f"{GATEWAY}/requests/r-999", "/partitions/nowhere/requests/r-1"),
     Operation("get_reuse", "get", f"{GATEWAY}/reuse", "viewer", status=503, unknown=("/partitions/nowhere/reuse",)),
     Operation(
@@ -416,4 +417,5 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 # What a tenant user may read of the own tenant, so that "viewer" is not the lowest role.
 OPEN_TO_TENANT_USERS = {
     "list_tenants", "get_tenant", "list_keys", "list_requests", "get_request", "list_branches", "list_living_requests",
+    "get_request_sums",
 }  # fmt: skip

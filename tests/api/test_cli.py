@@ -71,7 +71,7 @@ def test_status_says_so_when_the_gateway_is_silent(switchyard, redis_client):
     "typed",
     [
         "bands list", "split show", "split history", "split decisions", "split wait", "nodes list", "requests list --ended",
-        "requests show r-1", "tenants list", "keys list acme", "config export", "config export --flow", "config history",
+        "requests show r-1", "requests sums", "tenants list", "keys list acme", "config export", "config export --flow", "config history",
         "audit", "alerts list", "alerts list --state firing", "channels list", "whoami",
     ],
 )  # fmt: skip
