@@ -105,9 +105,10 @@ def _ids(serving: Serving, body: LightBody, chat: bool) -> Any:
         ids = light_body.text_ids(body, chat)
     elif chat:
         ids = serving.codec.encode_chat(_messages(body))
+    elif light_body.is_list(body.prompt):
+        ids = light_body.text_ids(body, chat)
     else:
-        prompt = msgspec.json.decode(body.prompt)
-        ids = light_body.text_ids(body, chat) if isinstance(prompt, list) else serving.codec.encode(str(prompt))
+        ids = serving.codec.encode(_decoded(body.prompt, "prompt", str))
     if not ids:
         raise bad_field("messages" if chat else "prompt", f"'{'messages' if chat else 'prompt'}' must not be empty.")
     return ids
@@ -115,13 +116,21 @@ def _ids(serving: Serving, body: LightBody, chat: bool) -> Any:
 
 def _messages(body: LightBody) -> list[dict[str, str]]:
     """The messages as texts for the template: routing needs no more than that, the engine reads the rest itself."""
-    try:
-        messages = msgspec.json.decode(body.messages, type=list[dict[str, Any]])
-    except msgspec.ValidationError:
-        raise bad_field("messages", "'messages' must be a list of objects.") from None
+    messages = _decoded(body.messages, "messages", list[dict[str, Any]])
     if not messages:
         raise bad_field("messages", "'messages' must be a list of at least one message.")
     return [{"role": str(message.get("role", "user")), "content": _text(message)} for message in messages]
+
+
+def _decoded(raw: msgspec.Raw, name: str, kind: Any) -> Any:
+    """A field that was not looked into so far. Raises ApiError (400)."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError:
+        what = "a text or a list" if name == "prompt" else "a list of objects"
+        raise bad_field(name, f"'{name}' must be {what}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise bad_field(name, f"'{name}' is not text in UTF-8, or nested too deeply.", "invalid_json") from None
 
 
 def _text(message: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from workers.gateway.errors import ApiError, bad_field
 from workers.gateway.light_fields import LightBody
 
 BYTES_A_TOKEN = 4
+_SPACE = b" \t\r\n"
 _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 _decoder = msgspec.json.Decoder(LightBody)
@@ -44,14 +45,23 @@ def text_ids(body: LightBody, chat: bool) -> array[int]:
     """
     if not chat:
         raw = bytes(body.prompt)
-        if raw.startswith(b"[") and not raw.lstrip(b"[ \t\r\n").startswith((b'"', b"[")):
+        if not raw.startswith((b'"', b"[")):
+            raise bad_field("prompt", "'prompt' must be a text or a list.")
+        if is_list(body.prompt) and not raw[1:].lstrip(_SPACE).startswith((b'"', b"[")):
             return _listed(raw)
         return _packed(raw[1:-1])
     return _packed(bytes(body.tools) + bytes(body.messages)[:-1])
 
 
+def is_list(prompt: msgspec.Raw) -> bool:
+    return bytes(prompt).startswith(b"[")
+
+
 def _packed(raw: bytes) -> array[int]:
+    """What is left over counts only where it is all there is: a short text is a text too."""
     ids = array("I")
+    if 0 < len(raw) < BYTES_A_TOKEN:
+        raw = raw.ljust(BYTES_A_TOKEN)
     ids.frombytes(raw[: len(raw) // BYTES_A_TOKEN * BYTES_A_TOKEN])
     return ids
 
