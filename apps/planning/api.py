@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -38,6 +38,7 @@ from controlplane.rest.paging import Page, PageQuery, page
 from controlplane.rest.schemas import Body, Edit, Finite, Reason
 
 router = Router(tags=["split"])
+PROPOSAL_OPEN = timedelta(hours=1)
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------------
@@ -288,19 +289,26 @@ class Because(Body):
     reason: str = Field(min_length=1, max_length=MAX_REASON_CHARS)
 
 
+Ahead = Annotated[float, Field(gt=0, le=366 * 86_400, allow_inf_nan=False)]
+
+
+def _moment(named: str, at: datetime | None, in_s: float | None) -> datetime | None:
+    """`at`, or `in_s` from now; `named` is what `at` is called. Raises InvalidField when both are given."""
+    if in_s is None:
+        return at
+    if at is not None:
+        raise InvalidField("expires_in_s", f"give either {named} or expires_in_s")
+    return timezone.now() + timedelta(seconds=in_s)
+
+
 class Expiring(Because):
     """`expires_at` as a time with its zone, or `expires_in_s` from now; neither means: until cleared."""
 
     expires_at: AwareDatetime | None = None
-    expires_in_s: float | None = Field(None, gt=0, le=366 * 86_400, allow_inf_nan=False)
+    expires_in_s: Ahead | None = None
 
     def moment(self) -> datetime | None:
-        """Raises InvalidField when both are given."""
-        if self.expires_in_s is None:
-            return self.expires_at
-        if self.expires_at is not None:
-            raise InvalidField("expires_in_s", "give either expires_at or expires_in_s")
-        return timezone.now() + timedelta(seconds=self.expires_in_s)
+        return _moment("expires_at", self.expires_at, self.expires_in_s)
 
 
 class ForceIn(Expiring):
@@ -309,9 +317,10 @@ class ForceIn(Expiring):
     prefill_nodes: int | list[str]
 
 
-class ProposalIn(Because):
+class ProposalIn(Expiring):
+    """`prefill_nodes`: names of the nodes that shall prefill, or how many. Open for an hour unless said."""
+
     prefill_nodes: int | list[str]
-    expires_at: AwareDatetime
 
 
 class DryRunIn(Reason):
@@ -325,7 +334,13 @@ class PhaseIn(Expiring):
 
 
 class FreezeIn(Because):
+    """`until` as a time with its zone, or `expires_in_s` from now; neither means: until it is thawed."""
+
     until: AwareDatetime | None = None
+    expires_in_s: Ahead | None = None
+
+    def moment(self) -> datetime | None:
+        return _moment("until", self.until, self.expires_in_s)
 
 
 class ModeIn(Reason):
@@ -391,7 +406,7 @@ def force_node(request: HttpRequest, node: str, payload: PhaseIn) -> Any:
 def freeze_split(request: HttpRequest, partition: str, payload: FreezeIn) -> Any:
     """The planner changes nothing until `until`, or until unfrozen."""
     actor = require(request, "administrator")
-    return _policy(services.freeze(partition_named(partition), actor, payload.reason, payload.until))
+    return _policy(services.freeze(partition_named(partition), actor, payload.reason, payload.moment()))
 
 
 @router.delete("/split/{partition}/freeze", response=PolicyOut)
@@ -443,9 +458,8 @@ def list_proposals(request: HttpRequest, partition: str, query: Query[PageQuery]
 def propose_split(request: HttpRequest, partition: str, payload: ProposalIn) -> Any:
     """A split for others to approve."""
     actor = require(request, "operator")
-    proposal = services.propose(
-        partition_named(partition), payload.prefill_nodes, actor, payload.reason, payload.expires_at
-    )
+    until = payload.moment() or timezone.now() + PROPOSAL_OPEN
+    proposal = services.propose(partition_named(partition), payload.prefill_nodes, actor, payload.reason, until)
     return Status(201, selectors.proposal_document(proposal))
 
 

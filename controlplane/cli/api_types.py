@@ -398,6 +398,7 @@ class ForcedOut(TypedDict):
     prefill: list[str]
 
 class FreezeIn(TypedDict):
+    expires_in_s: NotRequired[float | None]
     reason: str
     until: NotRequired[str | None]
 
@@ -724,7 +725,8 @@ class Problem(TypedDict):
     type: str
 
 class ProposalIn(TypedDict):
-    expires_at: str
+    expires_at: NotRequired[str | None]
+    expires_in_s: NotRequired[float | None]
     prefill_nodes: int | list[str]
     reason: str
 

@@ -30,7 +30,10 @@ class AppliedOut(Schema):
     versions: dict[str, int]
 
 
-@router.post("/apply", response=AppliedOut)
+_AS_A_FILE = {"requestBody": {"content": {"application/yaml": {"schema": {"type": "string"}}}}}
+
+
+@router.post("/apply", response=AppliedOut, openapi_extra=_AS_A_FILE)
 def apply_documents(request: HttpRequest, payload: ApplyIn) -> Any:
     """Applies YAML documents, all of them or none: EndpointPickerConfig, InferenceObjective, FlowControl, Tenant,
     Partition, Node, PlannerPolicy. With `dry_run` it only says what would change. A body of the type

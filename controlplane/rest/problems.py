@@ -17,6 +17,7 @@ from controlplane.audit import TAKEN, is_taken
 from controlplane.errors import InvalidField, SwitchyardError, Unavailable, database_trouble
 from controlplane.permissions import NotAuthenticated
 from controlplane.rest.auth import CsrfRefused
+from controlplane.rest.bodies import unreadable
 
 logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
@@ -108,7 +109,9 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(HttpError)
     def _http(request: HttpRequest, error: Any) -> HttpResponse:
-        return problem(request, error.status_code, "bad-request", error.message)
+        unread = error.status_code == 400 and isinstance(error.__cause__, ValueError | RecursionError)
+        told = unreadable(request, error.__cause__) if unread else error.message
+        return problem(request, error.status_code, "bad-request", told)
 
     @api.exception_handler(RequestDataTooBig)
     def _too_big(request: HttpRequest, error: Any) -> HttpResponse:

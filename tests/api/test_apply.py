@@ -7,6 +7,7 @@ from apps.planning.models import PlannerPolicy
 from apps.tenancy.models import Tenant
 from apps.topology.configuration import latest
 from apps.topology.models import ConfigurationVersion, Node, Partition
+from controlplane.api import api
 from controlplane.manifests.kinds import FLOW_KINDS, KINDS
 from tests.factories import make_partition
 
@@ -178,3 +179,25 @@ def test_a_file_is_sent_as_it_is(client, key_of, partition):
     assert Tenant.objects.get(name="acme").weight == 3
     assert client.post("/api/v1/apply", b"\xff\xfe", **more).status_code == 400
     assert client.post("/api/v1/apply?colour=red", text, **more).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        ("application/x-www-form-urlencoded", b"kind: Tenant", "Content-Type: application/yaml"),
+        ("text/plain", b"kind: Tenant", "Content-Type: application/yaml"),
+        ("application/json", b'{"yaml": ', "line 1 column"),
+        ("application/yaml", b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_told_what_was_expected(client, key_of, partition, kind, body, told):
+    """`curl --data-binary @file` alone sends a form's type."""
+    key = f"Bearer {key_of('administrator')}"
+    answer = client.generic("POST", "/api/v1/apply", body, kind, HTTP_AUTHORIZATION=key)
+    assert answer.status_code == 400
+    assert told in answer.json()["detail"]
+
+
+def test_the_description_names_both_kinds_of_body():
+    content = api.get_openapi_schema()["paths"]["/api/v1/apply"]["post"]["requestBody"]["content"]
+    assert content.keys() == {"application/json", "application/yaml"}

@@ -1,7 +1,7 @@
 """`PUT /api/v1/nodes/{node}/phase`, as the console's session and as a program's key send it."""
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.test import Client
@@ -53,3 +53,36 @@ def test_an_operators_key_may_not(partition, key_of):
     answer = put(Client(), Authorization=f"Bearer {key_of('operator')}")
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
     assert not ForcedSplit.objects.exists()
+
+
+def test_proposals_and_freezes_end_after_seconds_too(rest):
+    """As forces do; a proposal that says nothing is open for an hour."""
+    split = "/split/gb300"
+    for said, seconds in (({"expires_in_s": 600}, 600), ({}, 3600)):
+        made = rest(
+            "post", f"{split}/proposals", {"prefill_nodes": 1, "reason": "long answers", **said}, role="operator"
+        )
+        assert made[0] == 201, made
+        ends = datetime.fromisoformat(made[1]["expires_at"])
+        assert abs(ends - timezone.now() - timedelta(seconds=seconds)) < timedelta(seconds=30)
+        rest("post", f"{split}/proposals/{made[1]['id']}/reject", {"reason": "a test"}, role="administrator")
+    status, policy = rest("put", f"{split}/freeze", {"reason": "maintenance", "expires_in_s": 900})
+    assert status == 200
+    ends = datetime.fromisoformat(policy["frozen_until"])
+    assert abs(ends - timezone.now() - timedelta(seconds=900)) < timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "at"),
+    [
+        ("proposals", {"prefill_nodes": 1}, "expires_at"),
+        ("freeze", {}, "until"),
+        ("force", {"prefill_nodes": 1}, "expires_at"),
+    ],
+)
+def test_an_end_is_given_one_way(rest, what, body, at):
+    ends = {at: "2099-01-01T00:00:00Z", "expires_in_s": 60}
+    status, problem = rest(
+        "post" if what == "proposals" else "put", f"/split/gb300/{what}", {**body, **ends, "reason": "x"}
+    )
+    assert (status, problem["errors"][0]["field"]) == (422, "expires_in_s")
