@@ -23,8 +23,8 @@ PARAMS = {
 class Engine:
     """`kind`: vllm or sglang. `answers` overrides paths with (status, body) or "hang"; `bodies` are the calls received.
 
-    `script` says what a generation does: a list of texts, each a chunk; "fail:503", "cut" after the first chunk, "hang", "no end"
-    or "late cut" after the closing event.
+    `texts` are the chunks of a generation, with whatever else comes between them (`_odd`); `fault` says what goes wrong: a
+    status, "cut" after the first chunk, "hang", "no end" or "late cut" after the closing event.
     """
 
     kind: str = "vllm"
@@ -119,6 +119,10 @@ class Engine:
             return
         exchange.start(200, STREAM)
         for index, text in enumerate(self.texts):
+            if not isinstance(text, str):
+                if await self._odd(exchange, text):
+                    continue
+                return
             exchange.write(event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}))
             if self.fault == "cut" and index == 0:
                 await asyncio.sleep(0.02)
@@ -138,6 +142,21 @@ class Engine:
             return
         self._over(exchange)
         exchange.end(b"data: [DONE]\n\n")
+
+    async def _odd(self, exchange: Exchange, piece: object) -> bool:
+        """A pause in seconds, a document, bytes as they are, or `...`: it dies. False when it is over."""
+        if isinstance(piece, float):
+            await asyncio.sleep(piece)
+        elif isinstance(piece, dict):
+            exchange.write(event(piece))
+        elif isinstance(piece, bytes):
+            exchange.write(piece)
+        else:
+            await asyncio.sleep(0.02)
+            exchange.break_off()
+            self.open -= 1
+            return False
+        return True
 
     def _over(self, exchange: Exchange) -> None:
         if not exchange.gone:

@@ -52,6 +52,7 @@ async def direct_world(folder, phases=None, kind="vllm", limit=8, told=None, **e
         nodes.append(described | {"direct": {"bootstrap_port": 9000 + order} | (told or {})})
     written = document(nodes, model=TEXT_MODEL)
     written["flow"]["prefill"]["limit_per_node"] = limit
+    written["flow"]["empty_pool_ttl_s"] = 0.5  # nobody waits long here for a node that comes back
     file = folder / "config.json"
     file.write_text(json.dumps(written))
     async with running_gateway(file) as (gateway, url), aiohttp.ClientSession() as http:

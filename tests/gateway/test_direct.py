@@ -232,6 +232,32 @@ async def test_an_engine_that_dies_in_its_stream_is_an_error_event_in_ours(tmp_p
         await world.idle()
 
 
+async def test_an_engine_that_only_keeps_the_connection_alive_has_not_begun(tmp_path):
+    """Comments and half an event, then it dies: another engine answers, and nothing of the first is in its answer."""
+    async with direct_world(tmp_path, TWO) as world:
+        for engine in world.engines.values():
+            engine.texts = [b": keep-alive\n\n", b'data: {"choi', ...]
+        tried = asyncio.ensure_future(world.post(world.chat(stream=True)))
+        await until(lambda: any(engine.bodies for engine in world.engines.values()))
+        for engine in world.engines.values():
+            engine.texts = ["x"] if not engine.bodies else engine.texts
+        response = await tried
+        assert text_of(await response.read()) == "x"
+        assert world.serving.yard.outcomes.counters.completed == 1
+        await world.idle()
+
+
+async def test_an_answer_goes_on_when_the_prefill_leg_of_its_room_breaks_late(tmp_path):
+    async with direct_world(tmp_path, VLLM_PAIR, "sglang") as world:
+        world.engines["v1"].fault = "cut"
+        world.engines["v1"].pause_s = 0.2
+        world.engines["v2"].texts = ["a", 0.4, "b"]
+        response = await world.post(world.chat(stream=True))
+        assert text_of(await response.read()) == "ab"
+        assert world.serving.yard.outcomes.counters.completed == 1
+        await world.idle()
+
+
 @pytest.mark.parametrize("fault", ["no end", "late cut"])
 async def test_the_closing_event_ends_the_answer_however_the_engine_ends_it(tmp_path, monkeypatch, fault):
     """And an engine that does not end its own answer is left a few seconds later."""

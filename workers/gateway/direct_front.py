@@ -84,7 +84,7 @@ def _gone(serving: Serving, upstream: DirectUpstream, relay: Relay) -> None:
     upstream.left_room(relay)
     upstream.forget(relay)
     if relay.request_id in serving.yard.requests:
-        serving.driver.feed(events.ClientGone(relay.request_id))
+        serving.driver.feed_all([*upstream.progress(relay), events.ClientGone(relay.request_id)])
 
 
 def _as_chat(request: Request, kind: Kind) -> tuple[bytes, Translator | None]:

@@ -18,8 +18,8 @@ from workers.direct import sglang, vllm
 from workers.direct.node import DirectNode
 from workers.gateway.dialects.chat_stream import Counted, counted
 from workers.gateway.errors import ApiError, dropped
-from workers.gateway.event_stream import EventTooLong
-from workers.gateway.relay import Relay
+from workers.gateway.event_stream import EventTooLong, error_of
+from workers.gateway.relay import NotAnAnswer, Relay
 from workers.http.client import Call, CallError, Client
 from workers.http.wire import Headers, header
 from workers.yard import commands, events
@@ -70,7 +70,7 @@ class DirectUpstream:
         relay, node = self.relays.get(command.request_id), self._nodes.get(command.node)
         if relay is None:
             return
-        relay.abort()
+        self._leave(relay)
         relay.handoff = None
         relay.head_lines = _head_lines(relay.request_id, command)
         if node is None:
@@ -98,7 +98,7 @@ class DirectUpstream:
     def abort(self, command: commands.AbortOnNode) -> None:
         relay = self.relays.get(command.request_id)
         if relay is not None:
-            relay.abort()
+            self._leave(relay)
 
     def drop_orphan(self, node: DirectNode, request_id: str) -> None:
         """An engine holds nothing of ours that has no open call."""
@@ -108,6 +108,12 @@ class DirectUpstream:
         if relay is not None:
             self.forget(relay)
             relay.fail(dropped(command.http_status, command.code, command.message, command.retry_after_s))
+            self.left_room(relay)
+
+    def _leave(self, relay: Relay) -> None:
+        """No engine works for it any more; its room is free."""
+        relay.abort()
+        self.left_room(relay)
 
     def _meet(self, relay: Relay, node: DirectNode, decode_name: str | None) -> None:
         """Both legs of SGLang. The decode leg waits a moment for a refusal of the prefill leg: a decode that was started
@@ -121,7 +127,7 @@ class DirectUpstream:
         body = sglang.leg_body(relay.engine_body, node.origin.host, port, room)
         prefill = RoomLeg(self, relay, node)
         relay.prefill = self._send(relay, node, body, prefill, repeatable=False)
-        prefill.then = lambda: self._join(relay, node, decode, body)
+        prefill.then = lambda: self._join(relay, node, decode, body, room)
         if not self._in_grace:
             self.loop.call_later(REFUSAL_GRACE_S, self._grace_over)
         self._in_grace.append((self.loop.time() + REFUSAL_GRACE_S, prefill))
@@ -134,8 +140,9 @@ class DirectUpstream:
         if self._in_grace:
             self.loop.call_later(max(GRACE_STEP_S, self._in_grace[0][0] - now), self._grace_over)
 
-    def _join(self, relay: Relay, prefill: DirectNode, decode: DirectNode, body: bytes) -> None:
-        if relay.answer is None and not relay.over:
+    def _join(self, relay: Relay, prefill: DirectNode, decode: DirectNode, body: bytes, room: int) -> None:
+        """Unless the prefill leg was left meanwhile, perhaps for another attempt in another room."""
+        if relay.prefill is not None and relay.room == room and relay.answer is None and not relay.over:
             leg = AnswerLeg(self, relay, decode, computes=prefill)
             relay.answer = self._send(relay, decode, body, leg, repeatable=False)
 
@@ -184,12 +191,18 @@ class DirectUpstream:
         came: list[events.Event] = []
         for _ in range(min(self._share, len(self._to_report))):
             relay = self._to_report.pop()
-            new = relay.output_tokens - relay.reported_tokens
-            if new > 0 and relay.begun and not relay.over:
-                relay.reported_tokens += new
-                came.append(events.DecodeProgress(relay.request_id, new))
+            if not relay.over:
+                came += self.progress(relay)
         if came:
             self.feed_all(came)
+
+    def progress(self, relay: Relay) -> list[events.Event]:
+        """What the client got since the last report."""
+        new = relay.output_tokens - relay.reported_tokens
+        if new <= 0 or not relay.begun:
+            return []
+        relay.reported_tokens += new
+        return [events.DecodeProgress(relay.request_id, new)]
 
 
 class Leg:
@@ -236,7 +249,8 @@ class Leg:
         relay.abort()
         upstream.left_room(relay)
         kind = events.PrefillFailed if self.stage == "prefill" else events.DecodeFailed
-        upstream.feed(kind(relay.request_id, retryable and not relay.begun, reason, message))
+        failed = kind(relay.request_id, retryable and not relay.begun, reason, message)
+        upstream.feed_all([*upstream.progress(relay), failed])
 
     def refused(self, body: bytes) -> None:
         """Another status than 200. What is the client's fault goes to it as it is; the rest is the engine's or ours."""
@@ -266,7 +280,7 @@ class PrefillLeg(Leg):
         try:
             relay.handoff = vllm.handoff(body)
             usage = msgspec.json.decode(body).get("usage")
-        except (vllm.HandoffMissing, msgspec.DecodeError) as error:
+        except (vllm.HandoffMissing, msgspec.DecodeError, RecursionError) as error:
             self.broken("no-handoff", f"The node {self.node.name}: {error}.", False)
             return
         relay.prefill = None
@@ -303,6 +317,10 @@ class RoomLeg(Leg):
 
     def broken(self, reason: str, message: str, retryable: bool) -> None:
         self.then = None
+        if self.relay.begun:  # the other leg has its context: the answer goes on
+            self.relay.prefill = None
+            self.upstream.left_room(self.relay)
+            return
         super().broken(reason, message, retryable)
 
 
@@ -317,6 +335,8 @@ class AnswerLeg(Leg):
         self.computes = computes
         self.stage = "decode" if computes is None else "prefill"
         self.streams = False
+        if not relay.begun:
+            relay.new_stream()
 
     def head(self, call: Call, status: int, headers: Headers) -> None:
         super().head(call, status, headers)
@@ -332,7 +352,7 @@ class AnswerLeg(Leg):
             return  # what follows the closing event is nobody's
         try:
             first = relay.write(data)
-        except EventTooLong as error:
+        except (EventTooLong, NotAnAnswer) as error:
             call.abort()
             self.failed(call, CallError("bad-answer", str(error)))
             return
@@ -343,14 +363,27 @@ class AnswerLeg(Leg):
             came.append(self._done())
         if came:
             self.upstream.feed_all(came)
-        if first and not relay.over and relay.exchange.blocked:
+        if relay.events.error is not None and not relay.over:
+            self.erred(relay.events.error)
+        elif first and not relay.over and relay.exchange.blocked:
             call.pause(True)
 
     def end(self, call: Call) -> None:
         if not self.streams:
             super().end(call)
         elif self.upstream.ending.pop(call, None) is None:
-            self.broken("stream-broken", f"The stream of {self.node.name} ended before the answer did.", True)
+            first = self.relay.close()
+            if self.relay.over:
+                self.upstream.feed_all([*(self._first_token() if first else ()), self._done()])
+            else:
+                self.broken("stream-broken", f"The stream of {self.node.name} ended before the answer did.", True)
+
+    def erred(self, said: Any) -> None:
+        """An error where an answer should be, after the status 200 had gone out: judged by the status that it names."""
+        status = said.get("code") if isinstance(said, dict) else None
+        self.status = status if isinstance(status, int) and 400 <= status < 600 else 500
+        self.headers = []
+        self.refused(msgspec.json.encode({"error": said}))
 
     def failed(self, call: Call, error: CallError) -> None:
         if self.upstream.ending.pop(call, None) is None:
@@ -359,12 +392,20 @@ class AnswerLeg(Leg):
     def answered(self, body: bytes) -> None:
         try:
             document = msgspec.json.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             document = None
         if not isinstance(document, dict):
             self.broken("bad-answer", f"The node {self.node.name} did not answer in JSON.", True)
             return
-        self.relay.finish_whole(body, document)
+        said = None if document.get("choices") else error_of(document)
+        if said is not None:
+            self.erred(said)
+            return
+        try:
+            self.relay.finish_whole(body, document)
+        except NotAnAnswer as error:
+            self.broken("bad-answer", f"The node {self.node.name} failed: {error}.", True)
+            return
         self.upstream.feed_all([*self._first_token(), self._done()])
 
     def _first_token(self) -> list[events.Event]:

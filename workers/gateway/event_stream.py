@@ -1,7 +1,9 @@
-"""An engine's server-sent events on their way through: passed on as they come, looked into only where usage is told."""
+"""An engine's server-sent events on their way through: passed on as they come, looked into only where usage or an error is
+told."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,8 +11,10 @@ import msgspec
 from workers.gateway.dialects.chat_stream import Counted, counted
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
-_DONE = b"[DONE]\n\n"
-_ENDS = (b"\n\n", b"\r\n\r\n")
+# Lines may end in either way, even within one stream: an event's end is a line's end and an empty line.
+_ENDS = (b"\n\n", b"\n\r\n")
+_end_of_event = re.compile(rb"\n\r?\n").finditer
+_closing_event = re.compile(rb"(?:\A|\n)data: ?\[DONE\][ \t]*\r?\n\r?\n").search
 _decode = msgspec.json.Decoder().decode
 
 
@@ -28,11 +32,12 @@ class EventStream:
         self.usage: Counted | None = None
         self.events = 0  # events of the answer so far: engines send a token in each
         self.done = False  # the closing [DONE] came
+        self.error: Any = None  # what the engine said in an error event; nothing after it is passed on
         self._keep_usage = keep_usage
         self._rest = b""
 
     def push(self, data: bytes) -> bytes:
-        """What may be passed on. Raises EventTooLong."""
+        """What may be passed on: nothing from behind the closing event or from an error event on. Raises EventTooLong."""
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -41,13 +46,35 @@ class EventStream:
             data, self._rest = data[:cut], data[cut:]
             if len(self._rest) > MAX_EVENT_BYTES:
                 raise EventTooLong(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        self.events += data.count(b"data:")
-        if data.endswith(_DONE) or b"[DONE]" in data:
-            self.done = True
-            self.events -= 1
+        # Within a text the quotes would be escaped: these are an engine's own.
+        if b'"error"' in data:
+            data = self._until_error(data)
+        if b"[DONE]" in data:
+            closing = _closing_event(data)
+            if closing is not None:
+                data = data[: closing.end()]
+                self.done = True
+                self.events -= 1
+        self.events += data.count(b"\ndata:") + data.startswith(b"data:")
         if b'"usage":{' in data or (b'"usage": ' in data and b'"usage": {' in data):
             data = self._without_usage(data)
         return data
+
+    def close(self) -> bytes:
+        """The engine ended the stream: a closing event counts without its empty line too. What may be passed on."""
+        rest, self._rest = self._rest, b""
+        return self.push(rest.rstrip(b"\r\n") + b"\n\n") if rest.strip() == b"data: [DONE]" else b""
+
+    def _until_error(self, data: bytes) -> bytes:
+        kept = []
+        for part in _parts(data):
+            told = _document(part)
+            said = None if told is None or told.get("choices") else error_of(told)
+            if said is not None:
+                self.error = said
+                break
+            kept.append(part)
+        return b"".join(kept)
 
     def _without_usage(self, data: bytes) -> bytes:
         kept = []
@@ -63,6 +90,11 @@ class EventStream:
         return b"".join(kept)
 
 
+def error_of(told: dict[str, Any]) -> Any:
+    """What an engine's document says went wrong, an object or a text; None where nothing did."""
+    return told.get("error") or (told if told.get("object") == "error" else None)
+
+
 def _after(data: bytes, end: bytes) -> int:
     found = data.rfind(end)
     return found + len(end) if found >= 0 else 0
@@ -75,8 +107,11 @@ def documents(data: bytes) -> list[dict[str, Any]]:
 
 def _parts(data: bytes) -> list[bytes]:
     """Whole events, each with its end."""
-    end = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
-    return [part + end for part in data.split(end)[:-1]]
+    parts, begin = [], 0
+    for end in _end_of_event(data):
+        parts.append(data[begin : end.end()])
+        begin = end.end()
+    return parts
 
 
 def _document(event: bytes) -> dict[str, Any] | None:
@@ -85,6 +120,6 @@ def _document(event: bytes) -> dict[str, Any] | None:
         return None
     try:
         told = _decode(b"\n".join(lines))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return told if isinstance(told, dict) else None

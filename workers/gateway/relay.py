@@ -8,7 +8,6 @@ so until then another engine can take over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,10 @@ from workers.http.wire import encode_headers
 
 JSON_HEADERS = encode_headers({"content-type": "application/json"})
 STREAM_HEADERS = encode_headers({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"})
+
+
+class NotAnAnswer(ValueError):
+    """What an engine sent has another shape than an answer."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,10 @@ class Relay:
             return with_fields(self.body, {"stream_options": {"include_usage": True}})
         return self.body
 
+    def new_stream(self) -> None:
+        """Another engine answers from the beginning; of a former one nothing went to the client."""
+        self.events = EventStream(self.wants_usage)
+
     @property
     def output_tokens(self) -> int:
         usage = self.events.usage
@@ -73,13 +80,24 @@ class Relay:
     def write(self, data: bytes) -> bool:
         """Passes on a piece of the engine's stream; True with the first one that reaches the client.
 
-        The closing event ends the answer at once, in the same write: the engine's own end of it brings nothing more.
+        The closing event ends the answer at once, in the same write: the engine's own end of it brings nothing more. Raises
+        EventTooLong and NotAnAnswer.
         """
-        passed = self.events.push(data)
+        return self._pass_on(self.events.push(data))
+
+    def close(self) -> bool:
+        """The engine's stream has ended: what was held back of it counts too. True as `write`."""
+        return self._pass_on(self.events.close())
+
+    def _pass_on(self, passed: bytes) -> bool:
+        first = not self.begun
+        if first and not self.events.events and not self.events.done:
+            return (
+                False  # half an event, or comments that keep the connection alive: another engine can still take over
+            )
         translator = self.translator
         if translator is not None:
-            passed = b"".join([translator.push(document) for document in documents(passed)])
-        first = not self.begun
+            passed = self._translated(translator, documents(passed))
         if first:
             self.begun = True
             self.exchange.start(200, self.head_lines + STREAM_HEADERS)
@@ -92,15 +110,21 @@ class Relay:
             self.exchange.write(passed)
         return first
 
-    def finish_whole(self, body: bytes, document: Mapping[str, Any]) -> None:
-        """The engine's answer that is not streamed."""
-        self.over = self.begun = True
+    def finish_whole(self, body: bytes, document: dict[str, Any]) -> None:
+        """The engine's answer that is not streamed. Raises NotAnAnswer."""
         if document.get("usage"):
             self.events.usage = counted(document["usage"])
         if self.translator is not None:
-            self.translator.push(document)
+            self._translated(self.translator, [document])
             body = self.translator.whole()
+        self.over = self.begun = True
         self.exchange.respond(200, self.head_lines + JSON_HEADERS, body)
+
+    def _translated(self, translator: Translator, told: list[dict[str, Any]]) -> bytes:
+        try:
+            return b"".join([translator.push(document) for document in told])
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise NotAnAnswer(f"what it sent is no chat completion ({error})") from error
 
     def pass_refusal(self, status: int, headers: bytes, body: bytes, error: ApiError) -> None:
         """The engine's own error, as it is, or as the client's API puts it."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httptools
+import structlog
 
 from workers.http.wire import Headers, encode_headers, header, ready_transport
 
@@ -23,6 +24,7 @@ IDLE_S = 30.0
 CONNECT_S = 2.0
 MAX_IDLE_AN_ORIGIN = 512
 SWEEP_EVERY_S = 5.0
+logger = structlog.get_logger("switchyard.http")
 
 
 class CallError(Exception):
@@ -272,8 +274,7 @@ class UpstreamConnection(asyncio.Protocol):
         if call is None or call.done:
             return
         if self._to_end_of_connection and exc is None:
-            call.done = True
-            call.receiver.end(call)
+            self._ended(call)
         elif call.reused and call.repeatable and not self._answered:
             self._client.again(call)
         else:
@@ -336,8 +337,17 @@ class UpstreamConnection(asyncio.Protocol):
         elif not self._lost:
             self._transport.abort()
         if not call.done:
-            call.done = True
+            self._ended(call)
+
+    def _ended(self, call: Call) -> None:
+        """The answer is whole. A receiver that cannot make sense of it hears that the call failed: each call has an end."""
+        call.done = True
+        try:
             call.receiver.end(call)
+        except Exception as error:
+            logger.error("an answer was not understood", server=self.origin.authority, error=repr(error))
+            text = f"{self.origin.authority} sent an answer that cannot be read ({type(error).__name__})"
+            call.receiver.failed(call, CallError("bad-answer", text))
 
     def _fail(self, call: Call, error: CallError) -> None:
         self._call = None

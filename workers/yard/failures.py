@@ -37,6 +37,7 @@ class Failures:
         if node is not None:
             state.avoid.add(node)
         told = f"{node} failed ({reason})"
+        state.failure = message or told
         if not retryable:
             self._ends.refuse(
                 now, state, 502, reason, message or f"The node {node} could not serve the request: {reason}.", None
@@ -99,6 +100,7 @@ class Failures:
             del self._ends.waiting[state.request_id]
             if now >= state.waiting_until:
                 text = f"No node could take over the request within {self._m.config.flow.empty_pool_ttl_s:g} s."
+                text += f" The last one: {state.failure}" if state.failure else ""
                 self._ends.refuse(now, state, 503, "rejected-no-endpoints", text, RETRY_AFTER_S)
                 continue
             self.go_on(now, state, "still no node", refused=state.waiting_for == "decode")

@@ -61,7 +61,8 @@ class RequestState:
     """One living request. Times are the driver's clock; `sent_tokens` output tokens have gone to the client.
 
     `in_flow` says whether flow control still counts it, `holds_prefill` whether its prefill place is still taken: each is
-    given back exactly once. `matches`: blocks of the prompt by node, as of `matches_at`. `whole`: the node that prefills it decodes it too, in one call. `broken` counts broken attempts, `avoid` names the nodes they broke on.
+    given back exactly once. `matches`: blocks of the prompt by node, as of `matches_at`. `whole`: the node that prefills it decodes it too, in one call. `broken`
+    counts broken attempts, `failure` is what was said of the last one, `avoid` names the nodes they broke on.
     """
 
     request: YardRequest
@@ -78,6 +79,7 @@ class RequestState:
     whole: bool = False
     attempts: int = 0
     broken: Attempts = field(default_factory=Attempts)
+    failure: str = ""
     handed_over: HandedOver | None = None
     avoid: set[str] = field(default_factory=set)
     waiting_for: str = ""

@@ -43,6 +43,8 @@ class Counted:
     reasoning_tokens: int = 0
 
 
+# More than any context: an engine that says so does not count.
+MAX_COUNT = 1_000_000_000
 Piece = TextPiece | Thought | ToolCall | Finish | Counted
 
 
@@ -71,13 +73,22 @@ def _content(delta: Mapping[str, Any]) -> Iterator[Piece]:
         )
 
 
-def counted(usage: Mapping[str, Any]) -> Counted:
-    """What a `usage` object tells; what it leaves out counts as nothing."""
-    prompt = usage.get("prompt_tokens_details") or {}
-    output = usage.get("completion_tokens_details") or {}
+def counted(usage: object) -> Counted:
+    """What a `usage` object tells; what it leaves out, or tells as no count, counts as nothing."""
+    told = _object(usage)
     return Counted(
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        cached_tokens=prompt.get("cached_tokens") or 0,
-        output_tokens=usage.get("completion_tokens") or 0,
-        reasoning_tokens=output.get("reasoning_tokens") or 0,
+        prompt_tokens=_count(told.get("prompt_tokens")),
+        cached_tokens=_count(_object(told.get("prompt_tokens_details")).get("cached_tokens")),
+        output_tokens=_count(told.get("completion_tokens")),
+        reasoning_tokens=_count(_object(told.get("completion_tokens_details")).get("reasoning_tokens")),
     )
+
+
+def _object(told: object) -> Mapping[str, Any]:
+    return told if isinstance(told, dict) else {}
+
+
+def _count(told: object) -> int:
+    if isinstance(told, float) and told.is_integer():
+        told = int(told)
+    return told if isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MAX_COUNT else 0
