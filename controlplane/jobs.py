@@ -33,13 +33,16 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> Json | None:
-        """What is known of it; None when nobody asked. `interrupted` says that its worker died."""
+        """What is known of it; None when nobody asked. `interrupted` says that its worker died, `stopping` that somebody
+        cancelled what a worker has not let go of yet."""
         try:
             document: Json = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         if document.get("state") == RUNNING and not self._is_held():
             document["state"] = INTERRUPTED
+        elif document.get("state") == RUNNING and self._cancel.exists():
+            document["stopping"] = True
         return document
 
     def ask(self, about: Mapping[str, Any]) -> None:
@@ -62,6 +65,7 @@ class Job:
         """
         with self._held() as mine:
             known = self.read() or {}
+            known.pop("stopping", None)
             if not mine or (known.get("state") == CANCELLED and self._cancel.exists()):
                 return known
             base = {**known, **about, "began_at": time.time()}

@@ -67,6 +67,7 @@ def _job(found: Experiment) -> dict[str, Any] | None:
         "tone": _JOB_TONES.get(job["state"], "warn"),
         "open": found.is_open,
         "running": job["state"] == RUNNING,
+        "stopping": bool(job.get("stopping")),
         "share": f"{job.get('progress') or 0.0:.0%}",
         "step": job.get("step") or "",
         "by": job.get("asked_by") or "",

@@ -46,11 +46,13 @@ class ReportOut(Schema):
 
 
 class ExperimentJobOut(Schema):
-    """`state` is waiting, running, done, failed, cancelled or interrupted (its worker died); `progress` 0 to 1."""
+    """`state` is waiting, running, done, failed, cancelled or interrupted (its worker died); `progress` 0 to 1. `stopping`: it was
+    cancelled, and ends after the run that is being made."""
 
     state: str
     progress: float = 0.0
     step: str = ""
+    stopping: bool = False
     problem: str = ""
     asked_by: str = ""
     reason: str = ""

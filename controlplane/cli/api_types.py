@@ -301,6 +301,7 @@ class ExperimentJobOut(TypedDict):
     reason: NotRequired[str]
     state: str
     step: NotRequired[str]
+    stopping: NotRequired[bool]
 
 class ExperimentOut(TypedDict):
     job: ExperimentJobOut | None

@@ -53,3 +53,23 @@ def test_one_is_asked_for_followed_and_cancelled(as_role, folder):
     assert refused.status_code == 422 and "bands is under way" in text(refused)
     assert "stops after" in text(client.post(f"{ONE}cancel/", {}))
     assert "cancelled" in text(client.get(ONE)) and "every 3s" not in text(client.get(ONE))
+
+
+def test_one_that_was_cancelled_says_that_it_is_stopping_until_its_worker_lets_go(as_role, folder):
+    client, seen = as_role("operator"), []
+
+    def work(progress):
+        progress(0.3, "1/3 runs")
+        client.post(f"{ONE}cancel/", {})
+        seen.extend(text(client.get(address)) for address in (WHATIF, ONE))
+        progress(0.6, "2/3 runs")
+        return {}
+
+    experiments.job("bands").ask({"asked_by": "robin", "quick": True})
+    experiments.job("bands").carry_out({}, work)
+    assert len(seen) == 2
+    for page in seen:
+        assert "stopping" in page and "it ends after the run that is being made" in page
+        assert "cancel/" not in page, "nothing is left to cancel"
+        assert "every 3s" in page
+    assert "stopping" not in text(client.get(ONE))

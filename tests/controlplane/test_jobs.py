@@ -40,11 +40,16 @@ def test_a_job_cancelled_meanwhile_keeps_what_it_has(tmp_path):
     job = Job(tmp_path, "one")
 
     def work(progress):
+        progress(0.0, "first")
+        assert "stopping" not in job.read()
         job.cancel()
+        assert (job.read()["state"], job.read()["stopping"]) == ("running", True)
         assert not progress(0.1, "next")
         return {"trials": 1}
 
-    assert {"state": "cancelled", "trials": 1}.items() <= job.carry_out({}, work).items()
+    ended = job.carry_out({}, work)
+    assert {"state": "cancelled", "trials": 1}.items() <= ended.items()
+    assert "stopping" not in ended and "stopping" not in job.read()
 
 
 def test_a_failure_is_noted_and_raised(tmp_path):
