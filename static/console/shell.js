@@ -89,15 +89,15 @@
     const element = event.detail.elt;
     if (!element.matches(".region, .timeline-bar") || event.detail.requestConfig.triggeringEvent?.type === CHANGED) return;
     const region = element.closest(".region");
-    const busy = region.querySelector("form.inset, details[open]") || region.contains(document.activeElement);
+    const busy = region.querySelector("form.inset, details[open], .htmx-request") || region.contains(document.activeElement);
     if (busy || document.hidden || document.body.dataset.feed === "paused") event.preventDefault();
   });
 
-  // Nor does an answer that was under way wipe a form that was opened meanwhile.
+  // Nor does an answer that was under way wipe a form that was opened meanwhile, or that has been asked for.
   document.addEventListener("htmx:beforeSwap", (event) => {
     const element = event.detail.requestConfig?.elt;
     if (!element?.matches?.(".region, .timeline-bar") || event.detail.requestConfig.triggeringEvent?.type === CHANGED) return;
-    if (element.closest(".region").querySelector("form.inset")) event.detail.shouldSwap = false;
+    if (element.closest(".region").querySelector("form.inset, .htmx-request")) event.detail.shouldSwap = false;
   });
 
   // A request that failed says so where the reader looks.

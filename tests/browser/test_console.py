@@ -269,6 +269,33 @@ def test_filters_go_into_the_url_and_come_back_from_it(open_page, partition):
     assert page.locator("text=req-1").count() == 1
 
 
+def test_a_form_that_was_asked_for_comes_though_its_region_is_renewed_meanwhile(open_page, partition):
+    """The form's answer is held back until the region's own has come."""
+    aside(propose, partition)
+    page = open_page("operator", "split")
+    page.click("button:text-is('Approve')")
+    page.click("#proposal-slot button[type=submit]")
+    page.wait_for_selector("#plan-headline:has-text('Switching to 3P1D')")
+    aside(finish, SwitchOrder.objects.get())
+    page.wait_for_selector("section[aria-labelledby=h-history] button:has-text('Roll back')")
+    page.evaluate(
+        """() => {
+          const send = XMLHttpRequest.prototype.send;
+          XMLHttpRequest.prototype.send = function (...given) {
+            setTimeout(() => send.apply(this, given), this.__late_ms);
+          };
+          const open = XMLHttpRequest.prototype.open;
+          XMLHttpRequest.prototype.open = function (method, address, ...more) {
+            this.__late_ms = address.includes("roll-back") ? 2500 : 1000;
+            return open.call(this, method, address, ...more);
+          };
+        }"""
+    )
+    page.evaluate("document.activeElement.blur(); window.htmx.trigger('#split-state', 'refresh')")
+    page.click("section[aria-labelledby=h-history] button:has-text('Roll back')")
+    page.wait_for_selector("td.slot input[name$=reason]", timeout=6000)
+
+
 def test_a_proposal_is_approved_and_the_switch_rolled_back(open_page, partition):
     aside(propose, partition)
     page = open_page("operator", "split")
