@@ -108,6 +108,11 @@ def live_key(partition_name: str) -> str:
     return f"{PREFIX}:{partition_name}:live"
 
 
+def watched_key(partition_name: str) -> str:
+    """When the alert rules were last looked at, unix seconds."""
+    return f"switchyard:{partition_name}:watched"
+
+
 def telemetry_stream(partition_name: str) -> str:
     return f"{PREFIX}:{partition_name}:telemetry"
 

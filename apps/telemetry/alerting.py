@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from typing import Any
 
+import redis
 from django.db import transaction
 from django.utils import timezone
 
@@ -18,7 +20,7 @@ from apps.telemetry.selectors import live_snapshot
 from apps.tenancy.models import ApiKey
 from apps.topology.configuration import send_live_event
 from apps.topology.models import Partition
-from controlplane import records
+from controlplane import records, redis_client
 from controlplane.actors import Actor
 from controlplane.audit import change
 from controlplane.errors import Conflict, InvalidField, NotFound, Unavailable
@@ -27,6 +29,7 @@ from controlplane.validators import check_future
 RATE_OVER_S = 120.0
 REUSE_OVER_S = 600.0
 FAILED_SHOWN_S = 3600.0
+UNWATCHED_AFTER_S = 30.0
 _MOVING = (OrderState.ORDERED, OrderState.DRAINING, OrderState.SWITCHING)
 
 
@@ -38,7 +41,23 @@ def watch(partition: Partition, now: float) -> list[Alert]:
         snapshot = None
     if snapshot is not None:
         samples.keep(partition, snapshot)
-    return evaluate(partition, facts_of(partition, snapshot, now))
+    changed = evaluate(partition, facts_of(partition, snapshot, now))
+    with contextlib.suppress(redis.RedisError, OSError):
+        redis_client.client().set(redis_client.watched_key(partition.name), f"{now:.3f}")
+    return changed
+
+
+def unwatched_since(partition: Partition, now: float) -> float | None:
+    """When the rules were last looked at, if that is too long ago: the planner's worker is away, and nothing can fire.
+
+    None while they are looked at, and where that is not known.
+    """
+    try:
+        found = redis_client.client().get(redis_client.watched_key(partition.name))
+        at = float(found) if isinstance(found, bytes | str) else now
+    except (redis.RedisError, OSError, ValueError):
+        return None
+    return at if now - at > UNWATCHED_AFTER_S else None
 
 
 def facts_of(partition: Partition, snapshot: dict[str, Any] | None, now: float) -> Facts:

@@ -1,6 +1,7 @@
 """Every page: who may see it, what it says without a gateway, what it costs, and that no script is inline."""
 
 import re
+import time
 
 import pytest
 from django.urls import reverse
@@ -107,3 +108,14 @@ def test_the_overview_leads_with_the_verdict_and_compares_with_the_target(as_rol
     assert "no stage is full" in page
     assert "p95 over the 1.00 s target" in page
     assert 'data-slo="1.0"' in page
+
+
+def test_a_planner_that_is_away_is_told_on_every_page_and_no_calm_is_claimed(as_role, partition, live, redis_client):
+    client = as_role("viewer")
+    for ago_s, told in ((5, False), (90, True)):
+        redis_client.set(f"switchyard:{partition.name}:watched", str(time.time() - ago_s))
+        for name in ("", "split/", "alerts/", "nodes/"):
+            page = client.get(f"/p/{partition.name}/{name}").content.decode()
+            assert ("worker does not answer" in page) is told, name
+        state = client.get(f"/p/{partition.name}/alerts/state/").content.decode()
+        assert ("Nobody looks" in state, "Nothing is wrong" in state) == (told, not told)

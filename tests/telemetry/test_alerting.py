@@ -126,3 +126,12 @@ def test_samples_are_kept_every_15_s_and_thinned_out_for_long_ranges(partition):
     assert 300 < len(whole) <= samples.MAX_POINTS
     assert [p["t"] for p in whole] == sorted(p["t"] for p in whole)
     assert len(samples.between(partition, NOW, NOW + 600)) == 41
+
+
+def test_rules_that_nobody_looks_at_are_told_after_half_a_minute(partition):
+    assert alerting.unwatched_since(partition, 1000.0) is None, "not known yet"
+    alerting.watch(partition, 1000.0)
+    assert alerting.unwatched_since(partition, 1029.0) is None
+    assert alerting.unwatched_since(partition, 1031.0) == 1000.0
+    alerting.watch(partition, 1032.0)
+    assert alerting.unwatched_since(partition, 1033.0) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -45,6 +46,7 @@ def _state(partition: Partition) -> dict[str, Any]:
     firing.sort(key=lambda row: (row["acknowledged"], _ORDER.index(row["alert"].severity)))
     settings = {row.rule: row for row in AlertSetting.objects.filter(partition=partition)}
     return {
+        "unwatched": alerting.unwatched_since(partition, time.time()),
         "firing": firing,
         "pending": [_shown(alert, partition) for alert in rows.filter(state=AlertState.PENDING)],
         "resolved": [_shown(a, partition) for a in rows.filter(state=AlertState.RESOLVED)[:HISTORY_SHOWN]],

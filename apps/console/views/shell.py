@@ -19,7 +19,7 @@ from apps.console.scoping import scoped
 from apps.planning.choices import Mode
 from apps.planning.models import PlannerPolicy
 from apps.planning.selectors import live_forces
-from apps.telemetry import periods, samples
+from apps.telemetry import alerting, periods, samples
 from apps.telemetry.choices import AlertState
 from apps.telemetry.models import Alert
 from apps.telemetry.selectors import live_snapshot
@@ -94,6 +94,7 @@ def page(
         "stale_after_s": live.STALE_AFTER_S,
         "scope": sorted(scope) if scope is not None else None,
         "alerts_open": open_alerts(partition) if scope is None else 0,
+        "unwatched": alerting.unwatched_since(partition, time.time()) if scope is None else None,
         "holds": holds(partition) if scope is None and name != "split" else [],
     }
     template = context.pop("template", f"console/{name}.html")
