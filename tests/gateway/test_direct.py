@@ -247,6 +247,16 @@ async def test_an_engine_that_only_keeps_the_connection_alive_has_not_begun(tmp_
         await world.idle()
 
 
+async def test_a_prefill_leg_that_does_not_end_is_left_and_its_room_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(direct_upstream, "ENDING_S", 0.3)
+    async with direct_world(tmp_path, VLLM_PAIR, "sglang") as world:
+        world.engines["v1"].fault = "no end"
+        assert text_of(await (await world.post(world.chat(stream=True))).read()) == "abc"
+        assert world.upstream.rooms.in_use == 1
+        await until(lambda: world.engines["v1"].open == 0, 3.0)
+        await world.idle()
+
+
 async def test_an_answer_goes_on_when_the_prefill_leg_of_its_room_breaks_late(tmp_path):
     async with direct_world(tmp_path, VLLM_PAIR, "sglang") as world:
         world.engines["v1"].fault = "cut"

@@ -70,7 +70,7 @@ class DirectUpstream:
         relay, node = self.relays.get(command.request_id), self._nodes.get(command.node)
         if relay is None:
             return
-        self._leave(relay)
+        self.leave(relay)
         relay.handoff = None
         relay.head_lines = _head_lines(relay.request_id, command)
         if node is None:
@@ -98,7 +98,7 @@ class DirectUpstream:
     def abort(self, command: commands.AbortOnNode) -> None:
         relay = self.relays.get(command.request_id)
         if relay is not None:
-            self._leave(relay)
+            self.leave(relay)
 
     def drop_orphan(self, node: DirectNode, request_id: str) -> None:
         """An engine holds nothing of ours that has no open call."""
@@ -110,7 +110,7 @@ class DirectUpstream:
             relay.fail(dropped(command.http_status, command.code, command.message, command.retry_after_s))
             self.left_room(relay)
 
-    def _leave(self, relay: Relay) -> None:
+    def leave(self, relay: Relay) -> None:
         """No engine works for it any more; its room is free."""
         relay.abort()
         self.left_room(relay)
@@ -352,7 +352,11 @@ class AnswerLeg(Leg):
             return  # what follows the closing event is nobody's
         try:
             first = relay.write(data)
-        except (EventTooLong, NotAnAnswer) as error:
+        except NotAnAnswer as error:
+            call.abort()
+            self.broken("bad-answer", f"The node {self.node.name} failed: {error}.", False)
+            return
+        except EventTooLong as error:
             call.abort()
             self.failed(call, CallError("bad-answer", str(error)))
             return
@@ -404,7 +408,7 @@ class AnswerLeg(Leg):
         try:
             self.relay.finish_whole(body, document)
         except NotAnAnswer as error:
-            self.broken("bad-answer", f"The node {self.node.name} failed: {error}.", True)
+            self.broken("bad-answer", f"The node {self.node.name} failed: {error}.", False)
             return
         self.upstream.feed_all([*self._first_token(), self._done()])
 
@@ -421,6 +425,8 @@ class AnswerLeg(Leg):
         relay = self.relay
         relay.answer = None
         self.upstream.left_room(relay)
+        if relay.room is not None:  # a prefill leg that does not end after its answer has
+            self.upstream.loop.call_later(ENDING_S, self.upstream.leave, relay)
         self.upstream.forget(relay)
         result = _result(relay, relay.usage) if relay.usage is not None else None
         return events.DecodeFinished(relay.request_id, "stop", relay.output_tokens, result=result)

@@ -26,7 +26,7 @@ STREAM_HEADERS = encode_headers({"content-type": "text/event-stream; charset=utf
 
 
 class NotAnAnswer(ValueError):
-    """What an engine sent has another shape than an answer."""
+    """What an engine sent has another shape than an answer. It was half translated: no other engine can take over."""
 
 
 @dataclass(slots=True)
