@@ -59,6 +59,8 @@ def span(seconds: float | None) -> str:
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size * 2:
             return f"{seconds / size:.0f} {unit}"
+    if 0 < seconds < 0.1:
+        return f"{seconds * 1e3:.2g} ms"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2f} s"
 
 

@@ -12,6 +12,7 @@ from apps.tenancy.models import ApiKey, Tenant
 from apps.topology.models import Node
 from controlplane.cli import __main__ as cli
 from controlplane.cli.parser import TREE
+from controlplane.cli.tables import span
 
 pytestmark = pytest.mark.django_db
 
@@ -255,3 +256,11 @@ def test_every_command_explains_itself(name, capsys):
         cli.main([name, "--help"])
     assert left.value.code == 0
     assert "usage: switchyard" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(None, "–"), (0.0, "0.00 s"), (0.0028, "2.8 ms"), (0.042, "42 ms"), (0.2, "0.20 s"), (30.0, "30 s"), (150, "2 min")]
+)  # fmt: skip
+def test_a_time_is_told_in_the_unit_that_shows_it(seconds, told):
+    """Time per output token is a few thousandths of a second."""
+    assert span(seconds) == told
