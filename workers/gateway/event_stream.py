@@ -14,6 +14,8 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 # Lines may end in either way, even within one stream: an event's end is a line's end and an empty line.
 _ENDS = (b"\n\n", b"\n\r\n")
 _end_of_event = re.compile(rb"\n\r?\n").finditer
+NEWLINE = 10
+_USUAL_CLOSING = b"data: [DONE]\n\n"
 _closing_event = re.compile(rb"(?:\A|\n)data: ?\[DONE\][ \t]*\r?\n\r?\n").search
 _decode = msgspec.json.Decoder().decode
 
@@ -31,6 +33,7 @@ class EventStream:
     def __init__(self, keep_usage: bool) -> None:
         self.usage: Counted | None = None
         self.events = 0  # events of the answer so far: engines send a token in each
+        self.heard = False  # anything came at all
         self.done = False  # the closing [DONE] came
         self.error: Any = None  # what the engine said in an error event; nothing after it is passed on
         self._keep_usage = keep_usage
@@ -38,6 +41,7 @@ class EventStream:
 
     def push(self, data: bytes) -> bytes:
         """What may be passed on: nothing from behind the closing event or from an error event on. Raises EventTooLong."""
+        self.heard = True
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -50,9 +54,9 @@ class EventStream:
         if b'"error"' in data:
             data = self._until_error(data)
         if b"[DONE]" in data:
-            closing = _closing_event(data)
-            if closing is not None:
-                data = data[: closing.end()]
+            end = _end_of_answer(data)
+            if end:
+                data = data[:end]
                 self.done = True
                 self.events -= 1
         self.events += data.count(b"\ndata:") + data.startswith(b"data:")
@@ -88,6 +92,19 @@ class EventStream:
                         continue
             kept.append(part)
         return b"".join(kept)
+
+
+def _end_of_answer(data: bytes) -> int:
+    """Where the closing event ends; 0 where there is none. Mostly it is all there is, or the last."""
+    begin = len(data) - len(_USUAL_CLOSING)
+    if (
+        data.endswith(_USUAL_CLOSING)
+        and data.find(b"[DONE]") == begin + 6
+        and (not begin or data[begin - 1] == NEWLINE)
+    ):
+        return len(data)
+    closing = _closing_event(data)
+    return 0 if closing is None else closing.end()
 
 
 def error_of(told: dict[str, Any]) -> Any:

@@ -64,7 +64,8 @@ class Relay:
 
     def new_stream(self) -> None:
         """Another engine answers from the beginning; of a former one nothing went to the client."""
-        self.events = EventStream(self.wants_usage)
+        if self.events.heard:
+            self.events = EventStream(self.wants_usage)
 
     @property
     def output_tokens(self) -> int:
